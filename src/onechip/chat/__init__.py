@@ -1,0 +1,1 @@
+"""Text and dialect: tokenizer, chat template, incremental detokenisation, stop strings. Never pages, never jax."""

@@ -1,0 +1,263 @@
+"""The command line: `onechip serve`, `generate` and `inspect`.
+
+Owns flags, the environment (read nowhere else), exit statuses and how a report is printed. Every field of
+`EngineConfig` and `ServerConfig` is a flag of the same name, so the two cannot drift apart. jax and the engine are
+imported inside the commands: `onechip --help` answers without them.
+
+Exit status: 0 done, 1 the server or a request failed, 2 a flag, file or model that cannot be served (one line on
+stderr, `onechip: error: ...`), 130 interrupted.
+"""
+
+import inspect as introspection
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from onechip import __version__
+from onechip.config import DTypeName, EngineConfig, ServerConfig
+from onechip.errors import OnechipError, StartupError
+
+Config = TypeVar("Config", EngineConfig, ServerConfig)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What a config field does not say of itself: help, range, a name that is not the field's own.
+
+    `default` says in words what None stands for.
+    """
+
+    help: str
+    min: int | None = None
+    max: int | None = None
+    name: str | None = None
+    envvar: str | None = None
+    default: str | None = None
+
+
+FLAGS = {
+    "max_seqs": Flag("Sequences that run at once.", min=1),
+    "max_model_len": Flag("Longest prompt plus output, in tokens.", min=2, default="what fits"),
+    "dtype": Flag("Weights and arithmetic; auto is bfloat16 where the chip has it."),
+    "kv_dtype": Flag("Stored keys and values; auto is the dtype of the weights."),
+    "page_size": Flag("Tokens that one K/V page holds.", min=1),
+    "chunk_size": Flag("Prompt tokens that one step takes.", min=1, default="by device"),
+    "kv_tokens": Flag("Tokens of context kept, over all sequences.", min=1, default="what fits"),
+    "max_waiting": Flag("Requests that may queue; one more is answered 503.", min=0),
+    "random_weights": Flag(
+        "Run the configuration with random weights; no checkpoint is read.", name="--random-weights"
+    ),
+    "seed": Flag("Seed of the random weights."),
+    "attention": Flag("Attention implementation; a name is obeyed or refused."),
+    "compile_cache": Flag("Directory of compiled programs.", default="the user's cache"),
+    "host": Flag("Address to listen on."),
+    "port": Flag("Port to listen on; 0 takes a free one.", min=0, max=65535),
+    "served_model_names": Flag(
+        "Name the API answers to; may be repeated.", name="--served-model-name", default="MODEL"
+    ),
+    "api_keys": Flag(
+        "Key that clients must send; may be repeated (in the variable: separated by spaces).",
+        name="--api-key",
+        envvar="ONECHIP_API_KEY",
+    ),
+    "max_body_bytes": Flag("Largest request body.", min=1),
+}
+
+app = typer.Typer(
+    name="onechip",
+    help="Serve Gemma on one chip: TPU, GPU or CPU.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: importing rich costs as much as everything else
+)
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A hub id, a directory, a .gguf file, or demo.")
+]
+
+
+def with_flags(*configs: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Replace a command's **flags by one option for every field of the config classes."""
+
+    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+        signature = introspection.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        options = [_option(field) for config in configs for field in fields(config)]
+        command.__signature__ = signature.replace(parameters=own + options)  # pyright: ignore[reportFunctionMemberAccess]
+        return command
+
+    return decorate
+
+
+def _option(field: Field[Any]) -> introspection.Parameter:
+    flag = FLAGS[field.name]
+    name = flag.name or "--" + field.name.replace("_", "-")
+    option = typer.Option(
+        name,
+        help=flag.help,
+        min=flag.min,
+        max=flag.max,
+        envvar=flag.envvar,
+        show_default=flag.default or True,
+    )
+    repeated = field.type == tuple[str, ...]
+    return introspection.Parameter(
+        field.name,
+        introspection.Parameter.KEYWORD_ONLY,
+        default=None if repeated else field.default,
+        annotation=Annotated[list[str] | None if repeated else field.type, option],
+    )
+
+
+def build(config: type[Config], flags: Mapping[str, Any]) -> Config:
+    """The config object whose fields are among `flags`; a repeated flag becomes a tuple."""
+    values: dict[str, Any] = {field.name: flags[field.name] for field in fields(config)}
+    for field in fields(config):
+        if field.type == tuple[str, ...]:
+            values[field.name] = tuple(values[field.name] or ())
+    return config(**values)
+
+
+@app.command()
+@with_flags(EngineConfig, ServerConfig)
+def serve(model: Model, **flags: Any) -> int:
+    """Serve MODEL over HTTP with OpenAI's API."""
+    from onechip.server.main import serve as serve_http
+
+    return serve_http(model, build(EngineConfig, flags), build(ServerConfig, flags))
+
+
+@app.command()
+@with_flags(EngineConfig)
+def generate(
+    model: Model,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue.")],
+    max_tokens: Annotated[int, typer.Option(help="Longest output.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Likeliest tokens to draw from; 0 is all.", min=0)] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Probability mass to draw from.", min=0.0, max=1.0)
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Least probability, as a share of the best.", min=0.0, max=1.0)
+    ] = 0.0,
+    sampling_seed: Annotated[
+        int | None, typer.Option(help="Seed of the draws.", show_default="fresh")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text to stop before; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to max-tokens.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print ids and finish reason too.")
+    ] = False,
+    **flags: Any,
+) -> int:
+    """Continue PROMPT and print the text."""
+    from onechip.llm import LLM
+    from onechip.request import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=sampling_seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    done = LLM(model, **flags).generate([prompt], params)[0]
+    if as_json:
+        print_json(
+            {
+                "text": done.text,
+                "token_ids": list(done.token_ids),
+                "finish_reason": done.finish_reason,
+            }
+        )
+    else:
+        typer.echo(done.text)
+    return 0
+
+
+@app.command()
+def inspect(
+    model: Model,
+    chip: Annotated[
+        str | None, typer.Option(help="One chip, by name.", show_default="all known")
+    ] = None,
+    dtype: Annotated[DTypeName, typer.Option(help="Weights as they are held.")] = "bfloat16",
+    kv_dtype: Annotated[
+        DTypeName | None,
+        typer.Option(help="Stored keys and values.", show_default="that of --dtype"),
+    ] = None,
+    max_seqs: Annotated[int, typer.Option(help="Sequences that run at once.", min=1)] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Print the layers of MODEL and what it costs in memory and bandwidth. Reads no weights."""
+    from onechip import inspection
+
+    found = inspection.examine(model, dtype, kv_dtype or dtype, chip, max_seqs)
+    if as_json:
+        print_json(inspection.as_dict(found))
+    else:
+        inspection.show(found)
+    return 0
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on stdout."""
+    import json
+
+    typer.echo(json.dumps(value, indent=1))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"onechip {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Serve Gemma on one chip: TPU, GPU or CPU."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; errors a user can cause are one line on stderr."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        status = app(args=arguments, prog_name="onechip", standalone_mode=False)
+    except StartupError as error:
+        return fail(error.message, 2)
+    except OnechipError as error:
+        return fail(error.message, 1)
+    except TyperException as error:
+        return fail(error.format_message(), error.exit_code)
+    except (Abort, KeyboardInterrupt):
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def fail(message: str, status: int) -> int:
+    """Say `message` on one line of stderr."""
+    print("onechip: error:", " ".join(message.split()), file=sys.stderr)
+    return status
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""From a model string to a ready engine: config, memory plan, weights, programs, one token generated.
+
+The order is the order of what can fail cheaply: what the config says and whether it fits is known before a weight is
+read, and nothing is called ready before it has produced a token.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from onechip.cache.pages import PageTable, peak_pages
+from onechip.checkpoint.base import Checkpoint
+from onechip.checkpoint.source import default_cache_dir, open_checkpoint
+from onechip.config import DTypeName, EngineConfig, ModelConfig
+from onechip.engine.buckets import BucketTable, bucket_table
+from onechip.engine.loop import Engine, run_until_idle
+from onechip.engine.memory import MemoryPlan, device_memory, plan_memory
+from onechip.engine.runner import DeviceRunner, Shapes
+from onechip.engine.scheduler import Scheduler
+from onechip.errors import ConfigError
+from onechip.model.load import Progress, load_params, param_bytes, random_params
+from onechip.model.spec import model_config
+from onechip.request import EngineInfo, Request, SamplingParams
+
+log = logging.getLogger("onechip.engine")
+
+DEFAULT_MODEL_LEN = 8192  # tables and logs say so; longer contexts are one flag away
+
+
+@dataclass
+class Reporter:
+    """Where start-up tells what it does: bytes loaded, programs compiled. The defaults are silent."""
+
+    loading: Progress | None = None
+    compiling: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What `auto` and None in an EngineConfig came to, given the model and the device."""
+
+    dtype: DTypeName
+    kv_dtype: DTypeName
+    max_model_len: int
+    table: BucketTable
+
+
+def build_engine(model: str, config: EngineConfig, report: Reporter | None = None) -> Engine:
+    """A ready engine for `model`. Raises StartupError, each kind with one clear message."""
+    checkpoint = open_checkpoint(model, random_weights=config.random_weights)
+    return build_from(checkpoint, model_config(checkpoint.config), config, report or Reporter())
+
+
+def build_from(
+    checkpoint: Checkpoint, spec: ModelConfig, config: EngineConfig, report: Reporter
+) -> Engine:
+    """The same for an opened checkpoint."""
+    device = jax.local_devices()[0]
+    _enable_compile_cache(config)
+    choices = choose(spec, config, device)
+    plan = _plan(spec, config, choices, device)
+    log.info("%s", _summary(checkpoint, spec, choices, plan, device))
+    pages = PageTable(config.page_size, plan.shapes)
+    started = time.monotonic()
+    params = _load(checkpoint, spec, config, choices.dtype, device, report)
+    loaded = time.monotonic()
+    runner = DeviceRunner(_shapes(spec, config, choices), choices.table, params, pages, device)
+    runner.compile(report.compiling)
+    compiled = time.monotonic()
+    info = EngineInfo(
+        vocab_size=spec.vocab_size,
+        max_model_len=choices.max_model_len,
+        max_seqs=config.max_seqs,
+        kv_tokens=plan.kv_tokens,
+        device=device.device_kind,
+        dtype=choices.dtype,
+        load_seconds=loaded - started,
+        compile_seconds=compiled - loaded,
+        first_token_seconds=0.0,
+    )
+    scheduler = Scheduler(pages, config.max_seqs, choices.table.chunk, choices.table.token_budget)
+    return _warm(runner, scheduler, info, config)
+
+
+def choose(spec: ModelConfig, config: EngineConfig, device: jax.Device) -> Choices:
+    """Resolve every `auto`. Raises ConfigError for flags that do not fit the model."""
+    length = config.max_model_len or min(spec.max_positions, DEFAULT_MODEL_LEN)
+    if not 2 <= length <= spec.max_positions:
+        raise ConfigError(
+            f"max_model_len is {length}; the model's positions allow 2 to {spec.max_positions}"
+        )
+    dtype = preferred_dtype(device) if config.dtype == "auto" else config.dtype
+    table = bucket_table(config.max_seqs, config.chunk_size, device.platform)
+    return Choices(dtype, dtype if config.kv_dtype == "auto" else config.kv_dtype, length, table)
+
+
+def preferred_dtype(device: jax.Device) -> DTypeName:
+    """bfloat16, but float16 on a GPU that has no bfloat16 (before compute capability 8.0; override with --dtype)."""
+    capability = getattr(device, "compute_capability", None)
+    if device.platform == "gpu" and capability is not None and float(capability) < 8.0:
+        return "float16"
+    return "bfloat16"
+
+
+def _plan(
+    spec: ModelConfig, config: EngineConfig, choices: Choices, device: jax.Device
+) -> MemoryPlan:
+    return plan_memory(
+        spec,
+        config,
+        max_model_len=choices.max_model_len,
+        chunk=choices.table.chunk,
+        weight_bytes=param_bytes(spec, choices.dtype),
+        kv_bytes_per_value=4 if choices.kv_dtype == "float32" else 2,
+        memory=device_memory(device),
+    )
+
+
+def _shapes(spec: ModelConfig, config: EngineConfig, choices: Choices) -> Shapes:
+    page, length, chunk = config.page_size, choices.max_model_len, choices.table.chunk
+    return Shapes(
+        config=spec,
+        dtype=choices.dtype,
+        kv_dtype=choices.kv_dtype,
+        page_size=page,
+        max_seqs=config.max_seqs,
+        full_columns=-(-length // page),
+        sliding_columns=peak_pages(length, chunk, spec.window, page),
+        attention=config.attention,
+    )
+
+
+def _load(
+    checkpoint: Checkpoint,
+    spec: ModelConfig,
+    config: EngineConfig,
+    dtype: DTypeName,
+    device: jax.Device,
+    report: Reporter,
+) -> Any:
+    if config.random_weights:
+        return random_params(spec, dtype, device, config.seed, report.loading)
+    return load_params(checkpoint, spec, dtype, device, report.loading)
+
+
+def _warm(
+    runner: DeviceRunner, scheduler: Scheduler, info: EngineInfo, config: EngineConfig
+) -> Engine:
+    """Generate one token through the whole path; compiles are counted from here on."""
+    engine = Engine(runner, scheduler, info, max_waiting=config.max_waiting)
+    started = time.monotonic()
+    sampling = SamplingParams(max_tokens=2, temperature=0.0, seed=0)
+    engine.submit(Request("warm-up", (0,), sampling))
+    run_until_idle(engine)
+    ready = EngineInfo(
+        **{**_as_dict(info), "first_token_seconds": time.monotonic() - started}
+    )
+    before = compile_count()
+    return Engine(
+        runner,
+        scheduler,
+        ready,
+        max_waiting=config.max_waiting,
+        compiles=lambda: compile_count() - before,
+    )
+
+
+def _as_dict(info: EngineInfo) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in info.__dataclass_fields__}
+
+
+def _enable_compile_cache(config: EngineConfig) -> None:
+    """jax's persistent cache: its keys hold program, versions, device and flags already."""
+    if config.compile_cache == "off":
+        return
+    folder = Path(config.compile_cache) if config.compile_cache else default_cache_dir() / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _summary(
+    checkpoint: Checkpoint, spec: ModelConfig, choices: Choices, plan: MemoryPlan, device: jax.Device
+) -> str:
+    return (
+        f"{checkpoint.source}: {spec.family}, {len(spec.layers)} layers, {choices.dtype} weights "
+        f"{plan.weight_bytes / 1e9:.2f} GB, {choices.kv_dtype} K/V {plan.kv_bytes / 1e9:.2f} GB for "
+        f"{plan.kv_tokens} tokens, context {choices.max_model_len}, {device.device_kind} with "
+        f"{plan.memory / 1e9:.1f} GB"
+    )
+
+
+def compile_count() -> int:
+    """Programs this process has compiled, or fetched from the persistent cache, so far."""
+    return len(_compiles())
+
+
+@cache
+def _compiles() -> list[str]:
+    """A list that jax's own monitoring appends to, registered once a process."""
+    seen: list[str] = []
+
+    def listen(event: str, _seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return seen

@@ -1,0 +1,174 @@
+"""The engine's loop: it keeps one step running on the device while it plans the next and reads the last.
+
+    step():  plan n+1  ->  launch n+1  ->  wait for n  ->  commit n
+
+1. `submit` checks a request and queues it; `abort` marks one. Neither touches the device.
+2. `scheduler.plan` picks rows and pages as if step n had already run (its tokens stay on the device).
+3. `runner.dispatch` launches the plan and returns at once.
+4. The oldest launched step is collected and committed: tokens appended, stops found, pages freed, events made.
+
+The cost of being a step ahead: a stop id is seen when the next step is already running, whose surplus token for that
+row is dropped here. A finished row's pages are free at once although that step still writes to them: steps run in
+launch order, and a new owner writes before it reads. Every submitted request ends in exactly one event with `finish`.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from onechip.engine.runner import Pending, Runner
+from onechip.engine.scheduler import Scheduler
+from onechip.engine.sequence import RowResult, Sequence
+from onechip.engine.validate import check_request
+from onechip.errors import InvalidRequest, NumericalError, Overloaded
+from onechip.request import EngineInfo, EngineStats, Event, Request
+
+
+class Engine:
+    """One model on one device, driven by calling `step` while `has_work`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        info: EngineInfo,
+        *,
+        max_waiting: int,
+        compiles: Callable[[], int] = lambda: 0,
+    ):
+        self.runner = runner
+        self.scheduler = scheduler
+        self.info = info
+        self.max_waiting = max_waiting
+        self.sequences: dict[str, Sequence] = {}
+        self.flying: deque[Pending] = deque()
+        self.ended: list[Event] = []
+        self.steps = self.prompt_tokens = self.generated_tokens = 0
+        self._compiles = compiles
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.sequences or self.flying or self.ended)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises InvalidRequest, ContextLengthExceeded or Overloaded; then nothing is kept."""
+        check_request(request, self.info)
+        if request.id in self.sequences:
+            raise InvalidRequest(f"request id {request.id!r} is in use", param="id")
+        if len(self.scheduler.waiting) >= self.max_waiting:
+            raise Overloaded(
+                f"{len(self.scheduler.waiting)} requests wait already, the limit is "
+                f"{self.max_waiting}; retry later"
+            )
+        sequence = Sequence(request, list(request.prompt_ids))
+        pages = self.scheduler.pages
+        if not pages.could_ever_fit(sequence.max_length, self.scheduler.chunk):
+            raise InvalidRequest(
+                f"prompt and max_tokens need K/V pages for {sequence.max_length} tokens, the pool "
+                f"holds {self.info.kv_tokens}; ask for fewer tokens or start with more --kv-tokens",
+                param="max_tokens",
+            )
+        self.sequences[request.id] = sequence
+        self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step; its pages are free at once. Unknown and ended ids are ignored."""
+        sequence = self.sequences.get(request_id)
+        if sequence is not None:
+            self._end(sequence, Event(request_id, finish="abort"))
+
+    def step(self) -> list[Event]:
+        """Launch one step ahead, commit the oldest; returns its events. Blocks for the device, never for work."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.flying.append(self.runner.dispatch(plan))
+            self.steps += 1
+        if self.flying and (plan is None or len(self.flying) > 1):
+            self._commit(self.runner.collect(self.flying.popleft()))
+        events, self.ended = self.ended, []
+        return events
+
+    def stats(self) -> EngineStats:
+        pages = self.scheduler.pages
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_usage=pages.usage,
+            pages_total=pages.total,
+            pages_free=pages.free,
+            preemptions=self.scheduler.preemptions,
+            compiles_since_ready=self._compiles(),
+            steps=self.steps,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+        )
+
+    def check_idle(self) -> None:
+        """With no work, every page and slot is free: called by tests after each scenario."""
+        assert not self.has_work and not self.scheduler.running and not self.scheduler.waiting
+        self.scheduler.pages.check_integrity()
+        assert self.scheduler.pages.free == self.scheduler.pages.total
+
+    def _commit(self, results: list[RowResult]) -> None:
+        for result in results:
+            sequence = result.row.sequence
+            if sequence.finish is None:
+                self._commit_row(sequence, result)
+            else:
+                sequence.in_flight -= result.row.sample  # the surplus step of a row that has ended
+
+    def _commit_row(self, sequence: Sequence, result: RowResult) -> None:
+        if result.prompt_logprobs:  # a preempted prompt is computed again: take what is new
+            known = len(sequence.prompt_logprobs) - 1 - result.row.start
+            sequence.prompt_logprobs += result.prompt_logprobs[known:]
+        if result.token is None:
+            return
+        sequence.in_flight -= 1
+        if result.token < 0:
+            error = NumericalError("the model's logits are not finite for this request")
+            code = error.code
+            self._end(sequence, Event(sequence.id, finish="error", error=error.message, error_code=code))
+            return
+        first = len(sequence.tokens) == sequence.prompt_len
+        sequence.tokens.append(result.token)
+        self.generated_tokens += 1
+        self._emit(sequence, result, first)
+
+    def _emit(self, sequence: Sequence, result: RowResult, first: bool) -> None:
+        token = result.token
+        assert token is not None
+        stopped = token in sequence.request.stop_ids
+        done = stopped or len(sequence.tokens) >= sequence.max_length
+        if first:
+            self.prompt_tokens += sequence.prompt_len
+        prompt = tuple(sequence.prompt_logprobs) if first else ()
+        event = Event(
+            sequence.id,
+            token_ids=(token,),
+            logprobs=() if result.logprob is None else (result.logprob,),
+            prompt_logprobs=prompt or None,
+            stopped_by=token if stopped else None,
+        )
+        if not done:
+            self.ended.append(event)
+            return
+        self._end(sequence, replace(event, finish="stop" if stopped else "length"))
+
+    def _end(self, sequence: Sequence, event: Event) -> None:
+        assert sequence.finish is None and event.finish is not None
+        sequence.finish = event.finish
+        self.scheduler.remove(sequence)
+        del self.sequences[sequence.id]
+        self.ended.append(event)
+
+
+def run_until_idle(engine: Engine, *, limit_s: float = 600.0) -> list[Event]:
+    """Step until nothing is left (tests and warm-up). Raises TimeoutError after `limit_s`."""
+    events: list[Event] = []
+    deadline = time.monotonic() + limit_s
+    while engine.has_work:
+        events += engine.step()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the engine is still busy after {limit_s} s")
+    return events

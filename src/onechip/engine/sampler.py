@@ -1,0 +1,198 @@
+"""From logits to tokens, on the device, each row by its own parameters and by nothing else.
+
+Order: (softcap, in the model) logit bias, penalties, bans, then temperature, top-k, top-p, min-p, one draw. Everything
+beyond the plain argmax sits behind a conditional on what the step's rows ask for: a greedy batch pays for none of it.
+
+A draw is the inverse of the kept tokens' cumulative distribution at u = uniform(fold_in(key(seed), position)): a row's
+draw depends on its seed, position and logits, never on its batch mates or its place. Most filters are settled by the
+64 best tokens (`_CANDIDATES`); a row they do not settle (no top-k and a flat distribution) is drawn from the whole
+vocabulary. Which of the two ways is taken depends on the row alone, so rounding cannot make neighbours matter.
+Knows arrays of one step only.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from onechip.engine import batch as flag
+from onechip.engine.state import PROMPT_BIT, SlotState
+from onechip.request import MAX_LOGPROBS
+
+_CANDIDATES = 64  # Gemma's own default top_k
+_BLOCK = 128  # vocabulary entries a block: the k best tokens lie in the k blocks with the best maxima
+_NEVER = -jnp.inf
+
+Rows = Mapping[str, Array]  # per-row fields of `engine.batch`
+
+
+def sample(logits: Array, rows: Rows, state: SlotState) -> Array:
+    """int32 [R]: each row's next token, or -1 where its logits are not finite. logits float32 [R, V]."""
+    adjusting = flag.PENALTIES | flag.BIAS | flag.ALLOWED | flag.MIN_TOKENS
+    adjusted = lax.cond(
+        _any(rows, adjusting), lambda x: _adjust(x, rows, state), lambda x: x, logits
+    )
+    greedy = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+    token = lax.cond(_any(rows, flag.DRAW), lambda: _draw_rows(adjusted, rows, greedy), lambda: greedy)
+    # A maximum is NaN or infinite exactly when an entry is: minus infinity alone cannot come from the model.
+    return jnp.where(jnp.isfinite(logits.max(-1)), token, -1)
+
+
+def log_probabilities(logits: Array, token: Array, wanted: Array) -> tuple[Array, Array, Array]:
+    """Of the model's own distribution: (token's [R], best ids [R, 20], theirs [R, 20]); zeros unless `wanted` []."""
+    rows = logits.shape[0]
+
+    def compute() -> tuple[Array, Array, Array]:
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        chosen = jnp.take_along_axis(logits, jnp.maximum(token, 0)[:, None], axis=-1)
+        best, ids = _best(logits)
+        best, ids = best[:, :MAX_LOGPROBS], ids[:, :MAX_LOGPROBS]
+        return (chosen - total)[:, 0], _widen(ids), _widen(best - total)
+
+    def nothing() -> tuple[Array, Array, Array]:
+        shape = (rows, MAX_LOGPROBS)
+        return jnp.zeros(rows), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
+
+    return lax.cond(wanted, compute, nothing)
+
+
+def _any(rows: Rows, bits: int) -> Array:
+    return jnp.any(rows["flags"] & bits != 0)
+
+
+def _has(rows: Rows, bit: int) -> Array:
+    return (rows["flags"] & bit != 0)[:, None]
+
+
+def _widen(x: Array) -> Array:
+    """Pad the last axis to MAX_LOGPROBS (a vocabulary may be smaller)."""
+    return jnp.pad(x, ((0, 0), (0, MAX_LOGPROBS - x.shape[1])))
+
+
+def _adjust(logits: Array, rows: Rows, state: SlotState) -> Array:
+    """Bias, penalties and bans, in that order."""
+    slot, each = rows["slot"], jnp.arange(logits.shape[0])[:, None]
+    vocab = logits.shape[1]
+    bias_at = jnp.where(_has(rows, flag.BIAS), state.bias_ids[slot], vocab)
+    logits = logits.at[each, bias_at].add(state.bias_values[slot], mode="drop")
+    logits = jnp.where(_has(rows, flag.PENALTIES), _penalise(logits, rows, state), logits)
+    allowed = _unpack_bits(state.allowed[slot], vocab)
+    logits = jnp.where(_has(rows, flag.ALLOWED) & ~allowed, _NEVER, logits)
+    early = _has(rows, flag.MIN_TOKENS) & (rows["kv_len"] < rows["min_len"])[:, None]
+    banned = jnp.where(early, state.stop_ids[slot], vocab)
+    return logits.at[each, banned].set(_NEVER, mode="drop")
+
+
+def _penalise(logits: Array, rows: Rows, state: SlotState) -> Array:
+    """Repetition over prompt and output (Hugging Face's rule), presence and frequency over output (OpenAI's)."""
+    counts = state.counts[rows["slot"]]
+    made = (counts & (PROMPT_BIT - 1)).astype(jnp.float32)
+    repetition = rows["repetition"][:, None]
+    repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    logits = jnp.where(counts != 0, repeated, logits)
+    presence = rows["presence"][:, None] * (made > 0)
+    return logits - rows["frequency"][:, None] * made - presence
+
+
+def _unpack_bits(words: Array, vocab: int) -> Array:
+    """bool [R, V] of uint32 [R, ceil(V / 32)], lowest bit first."""
+    bits = (words[..., None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(words.shape[0], -1)[:, :vocab].astype(bool)
+
+
+def _best(logits: Array) -> tuple[Array, Array]:
+    """The _CANDIDATES best (values, ids), best first, equal values by id. Exact: see _BLOCK."""
+    rows, vocab = logits.shape
+    if vocab % _BLOCK or vocab <= _CANDIDATES * _BLOCK:
+        return lax.top_k(logits, min(_CANDIDATES, vocab))
+    blocks = logits.reshape(rows, -1, _BLOCK)
+    _, best_blocks = lax.top_k(blocks.max(-1), _CANDIDATES)
+    best_blocks = jnp.sort(best_blocks, axis=-1)
+    near = jnp.take_along_axis(blocks, best_blocks[..., None], axis=1).reshape(rows, -1)
+    values, at = lax.top_k(near, _CANDIDATES)
+    block = jnp.take_along_axis(best_blocks, at // _BLOCK, axis=-1)
+    return values, block * _BLOCK + at % _BLOCK
+
+
+def _draw_rows(logits: Array, rows: Rows, greedy: Array) -> Array:
+    """The drawn token of rows that draw, the greedy one of the others."""
+    scaled = logits / jnp.where(_has(rows, flag.DRAW), rows["temperature"][:, None], 1)
+    scaled = scaled - scaled.max(-1, keepdims=True)
+    uniform = jax.vmap(_uniform)(rows["seed_high"], rows["seed_low"], rows["kv_len"])
+    near, settled = _draw_from_candidates(scaled, rows, uniform)
+    draws = rows["flags"] & flag.DRAW != 0
+    far = lax.cond(
+        jnp.any(draws & ~settled), lambda: _draw_from_all(scaled, rows, uniform), lambda: near
+    )
+    return jnp.where(draws, jnp.where(settled, near, far), greedy)
+
+
+def _uniform(seed_high: Array, seed_low: Array, position: Array) -> Array:
+    words = jnp.stack([seed_high, seed_low]).astype(jnp.uint32)
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.uniform(jax.random.fold_in(key, position))
+
+
+def _draw_from_candidates(scaled: Array, rows: Rows, uniform: Array) -> tuple[Array, Array]:
+    """(token [R], whether the filters are settled by the candidates [R]). scaled: best logit 0."""
+    values, ids = _best(scaled)
+    weight = jnp.exp(values)
+    k = rows["top_k"][:, None]
+    everything = jnp.exp(scaled).sum(-1, keepdims=True)
+    counted = (k > 0) & (k <= values.shape[1])
+    weight = jnp.where(counted & (jnp.arange(values.shape[1]) >= k), 0, weight)
+    mass = jnp.where(counted, weight.sum(-1, keepdims=True), everything)
+    before = jnp.cumsum(weight, -1) - weight
+    nucleus = rows["top_p"][:, None] * mass
+    kept = jnp.where((before < nucleus) & (weight >= rows["min_p"][:, None]), weight, 0)
+    settled = counted[:, 0] | (ids.shape[1] == scaled.shape[1])
+    # The first token left out by top-p or min-p must be among the candidates.
+    settled |= (before[:, -1] >= nucleus[:, 0]) | (weight[:, -1] < rows["min_p"])
+    at = _invert(jnp.cumsum(kept, -1), uniform)
+    return jnp.take_along_axis(ids, at[:, None], axis=-1)[:, 0].astype(jnp.int32), settled
+
+
+def _draw_from_all(scaled: Array, rows: Rows, uniform: Array) -> Array:
+    """A token of the whole vocabulary under the same filters, found by thresholds instead of sorting."""
+    vocab = scaled.shape[1]
+    weight, order = jnp.exp(scaled), _ordered_bits(scaled)
+    k = jnp.where(rows["top_k"] > 0, rows["top_k"], vocab).astype(jnp.float32)
+    weight = jnp.where(order >= _threshold(order, jnp.ones_like(weight), k)[:, None], weight, 0)
+    nucleus = rows["top_p"] * weight.sum(-1)
+    low = jnp.where(rows["top_p"] < 1, _threshold(order, weight, nucleus), 0)
+    kept = jnp.where((order >= low[:, None]) & (weight >= rows["min_p"][:, None]), weight, 0)
+    # Two levels keep the sums short: a float32 running sum over 262,144 terms would lose the small ones.
+    padded = jnp.pad(kept, ((0, 0), (0, -vocab % _BLOCK))).reshape(kept.shape[0], -1, _BLOCK)
+    ends = jnp.cumsum(padded.sum(-1), -1)
+    block = _invert(ends, uniform)
+    row = jnp.arange(kept.shape[0])
+    inside = jnp.cumsum(padded[row, block], -1)
+    left = uniform * ends[:, -1] - jnp.where(block > 0, ends[row, jnp.maximum(block - 1, 0)], 0)
+    at = _invert(inside, jnp.clip(left / inside[:, -1], 0, 1))
+    return jnp.minimum(block * _BLOCK + at, vocab - 1).astype(jnp.int32)
+
+
+def _invert(cumulative: Array, uniform: Array) -> Array:
+    """First index whose cumulative weight exceeds uniform times the total, always one of positive weight."""
+    total = cumulative[:, -1:]
+    target = jnp.minimum(uniform[:, None] * total, jnp.nextafter(total, 0.0))
+    return jnp.argmax(cumulative > target, axis=-1)
+
+
+def _ordered_bits(x: Array) -> Array:
+    """uint32 that order as the float32s do."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    negative = bits >> 31 == 1
+    return jnp.where(negative, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _threshold(order: Array, weight: Array, target: Array) -> Array:
+    """uint32 [R]: the largest t whose entries with order >= t still weigh `target` or more together."""
+
+    def bit(index: Array, low: Array) -> Array:
+        trial = low | (jnp.uint32(1) << (31 - index).astype(jnp.uint32))
+        enough = jnp.where(order >= trial[:, None], weight, 0).sum(-1) >= target
+        return jnp.where(enough, trial, low)
+
+    return lax.fori_loop(0, 32, bit, jnp.zeros(order.shape[0], jnp.uint32))

@@ -1,0 +1,150 @@
+"""Who runs next: sequences and pages in, a `Plan` out. Plain integers; no arrays, no text, no clock.
+
+1. Running sequences with one token to go decode, oldest first; each needs room for one more token.
+2. What is left of the token budget goes to prefill chunks, oldest first, mixed into the same step.
+3. Waiting sequences are admitted in order of arrival while slots, budget and both page pools allow.
+4. When pages run out the newest running sequence is preempted: its pages return, its tokens stay, and it waits at the
+   front to be computed again. The oldest can always go on, so somebody always finishes.
+
+A plan changes the scheduler's books as if the step had run: planning is one step ahead of the device, and a decode
+row's token may still be unknown. A stop id is therefore seen a step late and the surplus token dropped at commit.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+
+from onechip.cache.pages import PageTable
+from onechip.engine.sequence import Plan, PlanRow, Sequence
+
+
+class Scheduler:
+    """Owns the waiting queue, the running list, the slots and, through `pages`, the memory."""
+
+    def __init__(self, pages: PageTable, max_seqs: int, chunk: int, budget: int):
+        """`chunk`: most prefill tokens a step; `budget`: most tokens, decodes included."""
+        self.pages = pages
+        self.chunk = chunk
+        self.budget = budget
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.free_slots = list(range(max_seqs - 1, -1, -1))
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence, wherever it is; its pages and slot are free at once (see `cache.pages`)."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        if sequence in self.running:
+            self._vacate(sequence)
+
+    def plan(self) -> Plan | None:
+        """The next step, or None when nothing can run before a step in flight is committed."""
+        row, admitted = self._score_row()
+        if row is not None:
+            return self._book([row], admitted)
+        rows = self._decode_rows()
+        chunks, admitted = self._chunk_rows(self.budget - len(rows))
+        return self._book(rows + sorted(chunks, key=lambda row: row.count > 1), admitted)
+
+    def _score_row(self) -> tuple[PlanRow | None, tuple[Sequence, ...]]:
+        """A chunk of a prompt whose every position's log probability is wanted: rare, so it runs alone."""
+        admitted: tuple[Sequence, ...] = ()
+        scoring = next((s for s in self._prefilling() if s.wants_prompt_logprobs), None)
+        if scoring is None and self.waiting and self.waiting[0].wants_prompt_logprobs:
+            scoring = self._admit_next()
+            admitted = () if scoring is None else (scoring,)
+        if scoring is None:
+            return None, ()
+        row = self._chunk(scoring, self.chunk)
+        return None if row is None else replace(row, score=True), admitted
+
+    def _book(self, rows: list[PlanRow], admitted: tuple[Sequence, ...]) -> Plan | None:
+        for row in rows:
+            row.sequence.computed += row.count
+            row.sequence.in_flight += row.sample
+        return Plan(tuple(rows), admitted) if rows else None
+
+    def _decode_rows(self) -> list[PlanRow]:
+        rows: list[PlanRow] = []
+        for sequence in list(self.running):
+            if sequence.slot is None or sequence.remaining != 1 or sequence.full:
+                continue
+            if self._make_room(sequence, sequence.computed + 1):
+                rows.append(PlanRow(sequence, sequence.computed, 1, sample=True))
+        return rows
+
+    def _make_room(self, sequence: Sequence, stop: int) -> bool:
+        """Pages for tokens up to `stop`, preempting the newest until they are there; False: it was the newest."""
+        while not self.pages.grow(sequence.id, sequence.computed, stop):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._vacate(sequence)
+        sequence.computed = 0
+        self.preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self.pages.release(sequence.id)
+        self.running.remove(sequence)
+        self.free_slots.append(sequence.slot)
+        sequence.slot = None
+
+    def _prefilling(self) -> Iterator[Sequence]:
+        return (s for s in self.running if s.remaining > 1 and not s.full)
+
+    def _chunk_rows(self, left: int) -> tuple[list[PlanRow], tuple[Sequence, ...]]:
+        rows: list[PlanRow] = []
+        admitted: list[Sequence] = []
+        left = min(left, self.chunk)
+        for sequence in list(self._prefilling()):
+            if left <= 0 or sequence.wants_prompt_logprobs:
+                continue
+            if (row := self._chunk(sequence, left)) is not None:
+                rows.append(row)
+                left -= row.count
+        while left > 0 and self.waiting and not self.waiting[0].wants_prompt_logprobs:
+            sequence = self._admit_next()
+            if sequence is None:
+                break
+            admitted.append(sequence)
+            row = self._chunk(sequence, left)
+            assert row is not None, "admission checked the pages"
+            rows.append(row)
+            left -= row.count
+        return rows, tuple(admitted)
+
+    def _chunk(self, sequence: Sequence, most: int) -> PlanRow | None:
+        """The next prefill chunk; None while pages are short, unless preempting newer ones helps."""
+        count = min(sequence.remaining, most)
+        start, stop = sequence.computed, sequence.computed + count
+        while not self.pages.grow(sequence.id, start, stop):
+            victim = self.running[-1]
+            if victim is sequence or victim.remaining <= 1:
+                return None
+            self._preempt(victim)
+        return PlanRow(sequence, start, count, sample=stop == sequence.length)
+
+    def _admit_next(self) -> Sequence | None:
+        """Move the first waiting sequence to running, if a slot is free and its pages are to be had."""
+        sequence = self.waiting[0]
+        # A preempted sequence's last tokens may still be on the device: it can't be computed again without them.
+        if not self.free_slots or sequence.in_flight:
+            return None
+        pending = sum(s.remaining for s in self._prefilling())
+        room = min(sequence.length + 1, sequence.max_length)
+        if not self.pages.fits(room, self.chunk, reserved=pending):
+            return None
+        self.waiting.popleft()
+        sequence.slot = self.free_slots.pop()
+        self.running.append(sequence)
+        return sequence

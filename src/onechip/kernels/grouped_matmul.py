@@ -1,0 +1,57 @@
+"""Grouped matmul: each row of x meets the weights of its own group (an expert). Nothing is dropped, nothing padded.
+
+Rows arrive sorted by group. `implementation="ragged"` is `jax.lax.ragged_dot`, which TPUs and GPUs run as a grouped
+kernel; on a CPU XLA expands it to one dense matmul over every group, so there "loop" walks the tiles of the groups that
+have rows, reading only those experts' weights. Knows arrays only.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from onechip.errors import ConfigError
+
+IMPLEMENTATIONS = ("ragged", "loop")
+_TILE_ROWS = 16  # rows of one expert a tile; at decode most experts have one or two
+
+
+def grouped_matmul(x: Array, weights: Array, sizes: Array, *, implementation: str = "auto") -> Array:
+    """x [M, D] sorted by group, weights [E, F, D], sizes [E] int32 summing to M -> [M, F] in x's dtype."""
+    if implementation == "auto":
+        implementation = "loop" if jax.default_backend() == "cpu" else "ragged"
+    if implementation == "ragged":
+        out = lax.ragged_dot(
+            x, weights.swapaxes(1, 2), sizes, preferred_element_type=jnp.float32,
+            precision=_precision(x),
+        )
+        return out.astype(x.dtype)
+    if implementation == "loop":
+        return _loop(x, weights, sizes)
+    raise ConfigError(f"grouped matmul {implementation!r} does not exist; use auto or {IMPLEMENTATIONS}")
+
+
+def _loop(x: Array, weights: Array, sizes: Array) -> Array:
+    """Tiles in row order; one that runs over its group's end is overwritten there by the next group's first tile."""
+    count = x.shape[0]
+    tiles = -(-sizes // _TILE_ROWS)
+    ends, row_ends = jnp.cumsum(tiles), jnp.cumsum(sizes)
+    padded = jnp.pad(x, ((0, _TILE_ROWS), (0, 0)))
+
+    def tile(index: Array, out: Array) -> Array:
+        group = jnp.searchsorted(ends, index, side="right")
+        offset = (index - (ends[group] - tiles[group])) * _TILE_ROWS
+        begin = row_ends[group] - sizes[group] + offset
+        rows = lax.dynamic_slice_in_dim(padded, begin, _TILE_ROWS)
+        weight = lax.dynamic_index_in_dim(weights, group, keepdims=False)
+        product = lax.dot_general(
+            rows, weight, (((1,), (1,)), ((), ())), precision=_precision(x),
+            preferred_element_type=jnp.float32,
+        )
+        return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), begin, axis=0)
+
+    out = jnp.zeros((count + _TILE_ROWS, weights.shape[1]), x.dtype)
+    return lax.fori_loop(0, ends[-1], tile, out)[:count]
+
+
+def _precision(x: Array) -> lax.Precision | None:
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None

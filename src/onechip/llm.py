@@ -1,0 +1,171 @@
+"""The offline API: `LLM` runs the engine in this process, behind the same validation as the server.
+
+Texts are tokenised and detokenised here; the engine sees ids. One `LLM` is for one thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from onechip.chat.output import ChoiceOutput
+from onechip.chat.template import choose
+from onechip.chat.tokenizer import Tokenizer, load_tokenizer
+from onechip.checkpoint.source import default_cache_dir, open_checkpoint
+from onechip.config import EngineConfig
+from onechip.engine.build import Reporter, build_from
+from onechip.engine.runner import DeviceRunner
+from onechip.engine.validate import check_prompt, prepare
+from onechip.errors import ConfigError, OnechipError
+from onechip.model.spec import model_config
+from onechip.request import Event, FinishReason, Request, SamplingParams, TokenLogprobs
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of one prompt (one choice of it). `logprobs` is parallel to `token_ids` when asked for."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+class LLM:
+    """A model loaded and compiled. Keywords are the fields of `EngineConfig`, the flags of `onechip serve`."""
+
+    def __init__(self, model: str, *, report: Reporter | None = None, **flags: Any):
+        unknown = flags.keys() - EngineConfig.__dataclass_fields__.keys()
+        if unknown:
+            known = ", ".join(EngineConfig.__dataclass_fields__)
+            raise ConfigError(f"unknown keyword {', '.join(sorted(unknown))}; LLM takes {known}")
+        config = EngineConfig(**flags)
+        checkpoint = open_checkpoint(model, random_weights=config.random_weights)
+        self.config = model_config(checkpoint.config)
+        self.engine = build_from(checkpoint, self.config, config, report or Reporter())
+        self.tokenizer: Tokenizer | None = load_tokenizer(checkpoint, default_cache_dir())
+        self._checkpoint = checkpoint
+        self._ids = count()
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Complete every prompt, all in one batch; in order, n completions each. Texts get one BOS.
+
+        Raises InvalidRequest for a bad value and, if the engine fails a request, its error.
+        """
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else params
+        if len(each) != len(prompts):
+            raise ConfigError(f"{len(prompts)} prompts but {len(each)} SamplingParams; give one for each")
+        requests: list[Request] = []
+        for prompt, one in zip(prompts, each, strict=True):
+            ids = self._encode(prompt)
+            key = f"llm-{next(self._ids)}"
+            requests += prepare(key, ids, one, self.engine.info, self.config.eos_ids)
+        return self._run(requests)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **variables: Any
+    ) -> Completion:
+        """Answer a conversation through the checkpoint's chat template. max_tokens None: to the end of the context."""
+        tokenizer = self._require_tokenizer()
+        source = self._checkpoint.source
+        thought = self.config.ple_dim == 0
+        template = choose(
+            tokenizer, self._checkpoint.chat_template, origin=source, empty_thought=thought
+        )
+        if template is None:
+            raise ConfigError(f"{source} has no chat template and no turn tokens; use generate")
+        ids = template.encode(messages, variables=variables)
+        return self.generate([ids], params or SamplingParams(max_tokens=None))[0]
+
+    def score(self, token_ids: Sequence[int]) -> np.ndarray:
+        """float32 [n, V]: logits after each of n tokens, through the paged path, chunk by chunk."""
+        runner = self.engine.runner
+        assert isinstance(runner, DeviceRunner)
+        info = self.engine.info
+        check_prompt(tuple(token_ids), vocab_size=info.vocab_size)
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0, seed=0)
+        hidden: list[np.ndarray] = []
+        # One token predicts nothing within the prompt; a second one, which it cannot see, makes it a position.
+        ids = (*token_ids, token_ids[0]) if len(token_ids) == 1 else token_ids
+        key = f"llm-{next(self._ids)}"
+        (request,) = prepare(key, ids, sampling, info, self.config.eos_ids)
+        self.engine.submit(request)
+        last = None
+        while self.engine.has_work:
+            self.engine.step()
+            if self.engine.flying and self.engine.flying[-1] is not last:
+                last = self.engine.flying[-1]
+                hidden.append(np.asarray(last.out.hidden[: last.plan.tokens]))
+        return runner.logits(np.concatenate(hidden))[: len(token_ids)]
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        tokenizer = self._require_tokenizer()
+        return (tokenizer.bos_id, *tokenizer.encode(prompt))
+
+    def _require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ConfigError(
+                f"{self._checkpoint.source} has no tokenizer; give prompts as lists of token ids"
+            )
+        return self.tokenizer
+
+    def _run(self, requests: list[Request]) -> list[Completion]:
+        answers = {request.id: _Answer(request, self.tokenizer) for request in requests}
+        submitted: list[str] = []
+        try:
+            for request in requests:
+                self.engine.submit(request)
+                submitted.append(request.id)
+            while self.engine.has_work:
+                for event in self.engine.step():
+                    if answers[event.request_id].push(event):
+                        self.engine.abort(event.request_id)
+        finally:
+            for key in submitted:  # nothing to do unless an error or Ctrl-C ended the loop
+                self.engine.abort(key)
+        return [answers[request.id].completion() for request in requests]
+
+
+class _Answer:
+    """Gathers one request's events into a Completion."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None):
+        if tokenizer is None and request.sampling.stop:
+            raise ConfigError("stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids")
+        self.output = None if tokenizer is None else ChoiceOutput(tokenizer, request.sampling)
+        self.text: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt: tuple[TokenLogprobs | None, ...] | None = None
+        self.finish: FinishReason | None = None
+
+    def push(self, event: Event) -> bool:
+        """Take an event; True when a stop string has ended the text and the engine need not go on."""
+        if event.finish == "error":
+            raise OnechipError(event.error or "the engine failed the request", code=event.error_code)
+        if self.finish is not None:
+            return False  # tokens after a stop string, or the end of the abort it caused
+        self.prompt = self.prompt or event.prompt_logprobs
+        self.tokens += event.token_ids
+        self.logprobs += event.logprobs
+        self.finish = event.finish
+        if self.output is None or event.finish == "abort":
+            return False
+        delta = self.output.push(event)
+        self.text.append(delta.text)
+        self.finish = delta.finish
+        return delta.stop_hit
+
+    def completion(self) -> Completion:
+        assert self.finish is not None
+        text = "".join(self.text)
+        return Completion(tuple(self.tokens), text, self.finish, tuple(self.logprobs), self.prompt)

@@ -1,0 +1,210 @@
+"""Gemma 3 and Gemma 4 as formulas: from packed tokens to the hidden states somebody wants.
+
+    h = embed[token] * sqrt(D)                       the factor rounded to the weights' dtype
+    a layer:  h += norm(o attend(rope(norm(q h')), rope(norm(k h')), norm(v h'))),     h' = norm(h)
+              h += norm(down(gelu(gate h') * up h'))                                    h' = norm(h)  [+ experts]
+              h += norm(out(gelu(gate h) * ple))     Gemma 4 with per-layer inputs; the gate reads h itself
+              h *= layer_scalar                      Gemma 4
+    logits = cap tanh(embed norm(h) / cap)
+
+Layers that share K/V write none and read their source's pages. From `config.first_shared` on nothing is written, so
+those layers run only for the rows whose logits are wanted ("early exit": 69% of a prompt's matmul work on E2B).
+Knows neither requests nor who owns a page: it is handed pages and rows (`kernels.attention`).
+Source: the reference implementation (transformers 5.24); norms and rotations here stay float32 between matmuls.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.tree_util import register_dataclass
+
+from onechip.config import LayerKind, LayerSpec, ModelConfig
+from onechip.kernels.attention import KV, Ragged, attend, write
+from onechip.model.moe import mixture
+from onechip.model.rope import angles, rotate
+
+Params = Mapping[str, Any]  # {"embed": ..., "layers": ({"qkv_proj": ...}, ...)}, as `model.params` lists them
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class PoolRows:
+    """One pool's view of a step: its rows, and the (page, slot) [T] each packed token's K/V goes to."""
+
+    rows: Ragged
+    page: Array
+    slot: Array
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Packed:
+    """The tokens of a step. token, position [T] int32; `last` [R] int32: the packed index of each row's last token.
+
+    `pools` maps a layer kind to its pool's rows ("full", "sliding").
+    """
+
+    token: Array
+    position: Array
+    last: Array
+    pools: dict[LayerKind, PoolRows]
+
+
+def forward(
+    params: Params,
+    config: ModelConfig,
+    packed: Packed,
+    caches: Sequence[KV],
+    *,
+    every_position: bool = False,
+    attention: str = "auto",
+) -> tuple[Array, tuple[KV, ...]]:
+    """Run a step: (normed hidden states, caches with the step's K/V written).
+
+    Hidden is [R, D], each row's last token, or [T, D] with `every_position`. `caches` holds one KV a K/V-owning layer,
+    in order, and is best donated: the returned arrays are the same memory.
+    """
+    split = config.first_shared
+    owners = {layer.index: slot for slot, layer in enumerate(config.owners)}
+    caches = list(caches)
+    h = _embed(params, config, packed.token)
+    ple = _per_layer_inputs(params, config, packed.token, h, 0, split)
+    ropes = _ropes(config, packed.position)
+    for layer in config.layers[:split]:
+        slot, pool = owners[layer.index], packed.pools[layer.kind]
+        p = params["layers"][layer.index]
+        q, k, v = _project(p, config, layer, norm(h, p["attn_norm"], config), ropes[layer.kind])
+        caches[slot] = write(caches[slot], k, v, pool.page, pool.slot)
+        mixed = attend(
+            q, caches[slot], pool.rows, scale=config.query_scale, window=layer.window,
+            implementation=attention,
+        )
+        h = _finish_layer(p, config, h, mixed, None if ple is None else ple[:, layer.index])
+
+    pools = {kind: pool.rows for kind, pool in packed.pools.items()}
+    token, position = packed.token, packed.position
+    if not every_position and packed.token.shape != packed.last.shape:
+        h, token, position = h[packed.last], token[packed.last], position[packed.last]
+        pools = {kind: rows.last_tokens() for kind, rows in pools.items()}
+        ropes = _ropes(config, position)
+    if split < len(config.layers):
+        # The projection half of the per-layer inputs reads the embeddings, not h: embed again, it is one gather.
+        ple = _per_layer_inputs(
+            params, config, token, _embed(params, config, token), split, len(config.layers)
+        )
+    for layer in config.layers[split:]:
+        p = params["layers"][layer.index]
+        q, _, _ = _project(p, config, layer, norm(h, p["attn_norm"], config), ropes[layer.kind])
+        mixed = attend(
+            q, caches[owners[layer.kv_source]], pools[layer.kind], scale=config.query_scale,
+            window=layer.window, implementation=attention,
+        )
+        h = _finish_layer(p, config, h, mixed, None if ple is None else ple[:, layer.index - split])
+    return norm(h, params["final_norm"], config), tuple(caches)
+
+
+def logits(params: Params, config: ModelConfig, hidden: Array) -> Array:
+    """float32 [B, V] of normed hidden states [B, D]; the softcap is the last thing before any bias or mask."""
+    head = params["embed"] if config.tie_embeddings else params["lm_head"]
+    out = _matmul(hidden, head, jnp.float32)
+    if config.final_softcap is None:
+        return out
+    return config.final_softcap * jnp.tanh(out / config.final_softcap)
+
+
+def norm(x: Array, weight: Array | None, config: ModelConfig) -> Array:
+    """RMSNorm over the last axis in float32, times the float32 weight, back to x's dtype. No weight: no scale."""
+    return _norm32(x, weight, config).astype(x.dtype)
+
+
+def linear(x: Array, weight: Array) -> Array:
+    """x [..., D] times weight [out, D], accumulated in float32, in x's dtype."""
+    return _matmul(x, weight, x.dtype)
+
+
+def _norm32(x: Array, weight: Array | None, config: ModelConfig) -> Array:
+    wide = x.astype(jnp.float32)
+    wide = wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + config.norm_eps)
+    return wide if weight is None else wide * weight
+
+
+def _matmul(x: Array, weight: Array, dtype: Any) -> Array:
+    # float32 means float32: TPUs and GPUs would otherwise round the inputs to bf16 or tf32.
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    axes = (((x.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(x, weight, axes, precision=precision, preferred_element_type=dtype)
+
+
+def _embed(params: Params, config: ModelConfig, token: Array) -> Array:
+    table = params["embed"]
+    return table[token] * jnp.asarray(math.sqrt(config.hidden_size), table.dtype)
+
+
+def _ropes(config: ModelConfig, position: Array) -> dict[LayerKind, tuple[Array, Array]]:
+    """(cos, sin) of each layer kind: within a kind, all layers share one rope and one head dim."""
+    first = {layer.kind: layer for layer in reversed(config.layers)}
+    return {kind: angles(layer.rope, layer.head_dim, position) for kind, layer in first.items()}
+
+
+def _per_layer_inputs(
+    params: Params, config: ModelConfig, token: Array, embedded: Array, start: int, stop: int
+) -> Array | None:
+    """[T, stop - start, I] for layers start..stop: (norm(proj h0 / sqrt(D)) + ple_table[token] sqrt(I)) / sqrt(2)."""
+    width = config.ple_dim
+    if not width:
+        return None
+    shape = (token.shape[0], stop - start, width)
+    columns = slice(start * width, stop * width)
+    looked_up = params["ple_table"][token, columns].reshape(shape)
+    looked_up = looked_up * jnp.asarray(math.sqrt(width), looked_up.dtype)
+    projected = linear(embedded, params["ple_proj"][columns])
+    projected = projected * jnp.asarray(config.hidden_size**-0.5, projected.dtype)
+    normed = norm(projected.reshape(shape), params["ple_norm"], config)
+    return (normed + looked_up) * jnp.asarray(2.0**-0.5, normed.dtype)
+
+
+def _project(
+    p: Mapping[str, Array],
+    config: ModelConfig,
+    layer: LayerSpec,
+    x: Array,
+    cos_sin: tuple[Array, Array],
+) -> tuple[Array, Array, Array]:
+    """q [T, N, H] and, for owners, k and v [T, K, H], normed and rotated. Sharing layers get empty k and v."""
+    n, k_heads = config.heads, layer.kv_heads if layer.owns_kv else 0
+    heads = linear(x, p["qkv_proj"]).reshape(x.shape[0], -1, layer.head_dim)
+    q, k = heads[:, :n], heads[:, n : n + k_heads]
+    v = k if layer.k_eq_v else heads[:, n + k_heads :]  # V is the raw projection: before k's norm and rotation
+    q = rotate(_norm32(q, p["q_norm"], config), cos_sin).astype(x.dtype)
+    if not layer.owns_kv:
+        return q, k, v
+    k = rotate(_norm32(k, p["k_norm"], config), cos_sin).astype(x.dtype)
+    return q, k, norm(v, None, config) if config.family == "gemma4" else v
+
+
+def _finish_layer(
+    p: Mapping[str, Array], config: ModelConfig, h: Array, mixed: Array, ple: Array | None
+) -> Array:
+    """Everything after attention: output projection, feed-forward, per-layer input, layer scalar."""
+    attended = linear(mixed.reshape(h.shape[0], -1), p["o_proj"])
+    h = h + norm(attended, p["post_attn_norm"], config)
+    dense = _feed_forward(p, norm(h, p["ffn_norm"], config))
+    if config.moe is not None:
+        dense = norm(dense, p["post_dense_norm"], config)
+        experts = mixture(p, config, h, norm(h, p["experts_norm"], config))
+        dense = dense + norm(experts, p["post_experts_norm"], config)
+    h = h + norm(dense, p["post_ffn_norm"], config)
+    if ple is not None:
+        gated = jax.nn.gelu(linear(h, p["ple_gate"]), approximate=True) * ple
+        h = h + norm(linear(gated, p["ple_out"]), p["ple_post_norm"], config)
+    return h * p["layer_scalar"].astype(h.dtype) if config.family == "gemma4" else h
+
+
+def _feed_forward(p: Mapping[str, Array], x: Array) -> Array:
+    gate, up = jnp.split(linear(x, p["gate_up_proj"]), 2, axis=-1)
+    return linear(jax.nn.gelu(gate, approximate=True) * up, p["down_proj"])

@@ -1,0 +1,1 @@
+"""HTTP only: OpenAI's routes and shapes, server-sent events, metrics and health, over an engine client."""

@@ -1,0 +1,175 @@
+"""How a generation becomes an HTTP answer, whole or as server-sent events, whatever its shape.
+
+1. The first event of the engine is awaited before anything is written, so what it refuses is an HTTP error.
+2. After that one write is made for each message of the engine that concerns this request.
+3. The stream ends with the usage chunk (if asked for) and `data: [DONE]`; an error after the first byte is one event.
+4. A client that goes makes the generation raise ClientGone, which aborts it and ends here.
+"""
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from onechip.chat.output import Delta, Entry
+from onechip.errors import OnechipError
+from onechip.request import FinishReason
+from onechip.server.generation import Choice, ClientGone, Generation
+from onechip.server.http import error_body, json_response, watch_client
+
+log = logging.getLogger("onechip.server")
+
+DONE = b"data: [DONE]\n\n"
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class Whole:
+    """Everything one choice said."""
+
+    texts: list[str] = field(default_factory=list[str])
+    entries: list[Entry] = field(default_factory=list[Entry])
+    finish: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.entries.extend(delta.entries)
+        self.finish = delta.finish
+
+
+class Shape(Protocol):
+    """The JSON of one route. Choices come out as the inside of `"choices":[...]`, one element each."""
+
+    head: bytes
+
+    def opening(self, choice: Choice) -> bytes | None:
+        """What precedes a choice's first delta, if anything."""
+        ...
+
+    def delta(self, choice: Choice, delta: Delta) -> bytes: ...
+
+    def whole(self, generation: Generation, choices: list[tuple[Choice, Whole]]) -> dict[str, Any]:
+        """The answer without `usage`."""
+        ...
+
+
+def usage_of(generation: Generation) -> dict[str, int]:
+    prompt, completion = generation.prompt_tokens, generation.completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def event_head(identity: dict[str, Any]) -> bytes:
+    """`data: {...,"choices":[` of every chunk of a stream: encoded once."""
+    return b"data: " + encode(identity)[:-1] + b',"choices":['
+
+
+class WholeAnswer(Response):
+    """The JSON answer, sent when every choice has ended."""
+
+    def __init__(self, generation: Generation, shape: Shape):
+        super().__init__()
+        self._generation = generation
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        said: defaultdict[int, Whole] = defaultdict(Whole)
+        try:
+            with self._generation as generation:
+                async with watch_client(receive, generation.abandon):
+                    async for deltas in generation:
+                        for choice, delta in deltas:
+                            said[choice.index].add(delta)
+        except ClientGone:
+            return
+        choices = [(choice, said[choice.index]) for choice in generation.choices]
+        body = self._shape.whole(generation, choices) | {"usage": usage_of(generation)}
+        await json_response(body)(scope, receive, send)
+
+
+class StreamedAnswer(Response):
+    """Server-sent events. `usage`: "none", "last" (one final chunk) or "each" (running totals in every chunk too)."""
+
+    def __init__(self, generation: Generation, shape: Shape, usage: str):
+        super().__init__()
+        self._generation = generation
+        self._shape = shape
+        self._usage = usage
+        self._opened: set[int] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._generation as generation:
+                async with watch_client(receive, generation.abandon):
+                    first = await anext(generation)
+                    await send(
+                        {"type": "http.response.start", "status": 200, "headers": SSE_HEADERS}
+                    )
+                    await self._events(first, send)
+        except ClientGone:
+            return
+
+    async def _events(self, deltas: list[tuple[Choice, Delta]] | None, send: Send) -> None:
+        try:
+            while deltas is not None:
+                chunks = self._chunks(deltas)
+                if chunks:
+                    await _write(send, chunks)
+                deltas = await anext(self._generation, None)
+            last = self._last_usage()
+        except ClientGone:
+            raise
+        except OnechipError as error:
+            last = _error_event(error)
+        except Exception:
+            log.exception("a stream broke")
+            last = _error_event(OnechipError("internal error; the server's log has the details"))
+        await _write(send, last + DONE, more=False)
+
+    def _chunks(self, deltas: list[tuple[Choice, Delta]]) -> bytes:
+        """One chunk for each choice with something to show, in one write."""
+        parts: list[bytes] = []
+        for choice, delta in deltas:
+            if choice.index not in self._opened:
+                self._opened.add(choice.index)
+                opening = self._shape.opening(choice)
+                if opening is not None:
+                    parts += (self._shape.head, opening, self._tail())
+            if delta.text or delta.finish or delta.entries:
+                parts += (self._shape.head, self._shape.delta(choice, delta), self._tail())
+        return b"".join(parts)
+
+    def _tail(self) -> bytes:
+        if self._usage == "none":
+            return b"]}\n\n"
+        usage = encode(usage_of(self._generation)) if self._usage == "each" else b"null"
+        return b'],"usage":' + usage + b"}\n\n"
+
+    def _last_usage(self) -> bytes:
+        if self._usage == "none":
+            return b""
+        return self._shape.head + b'],"usage":' + encode(usage_of(self._generation)) + b"}\n\n"
+
+
+def _error_event(error: OnechipError) -> bytes:
+    return b"data: " + encode(error_body(error)) + b"\n\n"
+
+
+async def _write(send: Send, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,213 @@
+"""`onechip serve`: one HTTP process and one engine process, from start to exit status.
+
+1. Listen first: a port in use is known before minutes of loading. Open the checkpoint for its texts (tokenizer,
+   template, sampling defaults), start the engine process, and answer HTTP while it loads (/health says 503).
+2. When the engine has generated its first token, say so.
+3. SIGTERM or SIGINT: accept nothing new, let running answers end for GRACE_S, then end the rest with an error;
+   status 0.
+4. If the engine dies, every waiting client gets an error at once and the status is 1.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from onechip.chat import template
+from onechip.chat.tokenizer import load_tokenizer
+from onechip.checkpoint.base import Checkpoint
+from onechip.checkpoint.source import default_cache_dir, open_checkpoint
+from onechip.config import EngineConfig, ServerConfig
+from onechip.engine.client import ENGINE_COMMAND, RemoteEngine
+from onechip.errors import CheckpointError, EngineDead, StartupError
+from onechip.model.spec import model_config
+from onechip.request import EngineInfo
+from onechip.server.app import create_app
+
+log = logging.getLogger("onechip.server")
+
+GRACE_S = 10.0
+BACKLOG = 2048
+KEEP_ALIVE_S = (
+    75  # longer than common proxies keep an idle connection, so they do not reuse a closing one
+)
+
+
+@dataclass
+class Stopping:
+    """How the server is asked to end: once means politely, twice at once."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    urgent: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ask(self) -> None:
+        (self.urgent if self.asked.is_set() else self.asked).set()
+
+
+def serve(
+    model: str,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    command: Sequence[str] = ENGINE_COMMAND,
+) -> int:
+    """Serve until told to stop; returns the exit status. Raises StartupError for what the user can mend. `command`
+    starts the engine process.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    sock = listen(server_config.host, server_config.port)
+    checkpoint = open_checkpoint(model, random_weights=engine_config.random_weights)
+
+    async def main() -> int:
+        stopping = Stopping()
+        engine = await RemoteEngine.start(model, engine_config, command)
+        try:
+            with _signals(stopping.ask):
+                app = await asyncio.to_thread(build_app, engine, checkpoint, model, server_config)
+                return await run_server(app, engine, sock, stopping)
+        finally:
+            await engine.close()
+
+    return _run(main())
+
+
+def build_app(
+    engine: RemoteEngine, checkpoint: Checkpoint, model: str, config: ServerConfig
+) -> Starlette:
+    """The application for a checkpoint: its tokenizer, its template (or a built-in one) and its defaults."""
+    facts = model_config(checkpoint.config)
+    tokenizer = load_tokenizer(checkpoint, default_cache_dir())
+    if tokenizer is None:
+        raise CheckpointError(
+            f"{checkpoint.source} has no tokenizer: HTTP speaks text; add tokenizer.json, or use LLM with token ids"
+        )
+    chosen = template.choose(
+        tokenizer,
+        checkpoint.chat_template,
+        origin=checkpoint.source,
+        empty_thought=facts.ple_dim == 0,  # the models without per-layer inputs are the large ones
+    )
+    if chosen is None:
+        log.info("no chat template: /v1/chat/completions is refused")
+    else:
+        log.info("chat template: %s, sha256 %s", chosen.origin, chosen.sha256[:12])
+    eos_ids = tuple(dict.fromkeys(facts.eos_ids + tokenizer.eos_ids))
+    return create_app(
+        engine, tokenizer, chosen, config, model, eos_ids, checkpoint.generation_config
+    )
+
+
+async def run_server(
+    app: Starlette, engine: RemoteEngine, sock: socket.socket, stopping: Stopping
+) -> int:
+    """Serve `app` on a listening socket until asked to stop (0) or the engine's death (1); raises StartupError if the
+    engine cannot be built.
+    """
+    server = Server(_uvicorn_config(app))
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    ready = asyncio.create_task(engine.ready())
+    died = asyncio.create_task(engine.died.wait())
+    asked = asyncio.create_task(stopping.asked.wait())
+    await asyncio.wait({serving, ready, died, asked}, return_when=asyncio.FIRST_COMPLETED)
+    if ready.done() and ready.exception() is None:
+        _announce(ready.result(), sock)
+        await asyncio.wait({serving, died, asked}, return_when=asyncio.FIRST_COMPLETED)
+    dead = engine.died.is_set()
+    server.should_exit = True
+    ending = asyncio.create_task(_end_the_rest(engine, stopping))
+    await serving
+    for task in (ready, died, asked, ending):
+        task.cancel()
+    return _status(ready, dead)
+
+
+async def _end_the_rest(engine: RemoteEngine, stopping: Stopping) -> None:
+    """After the grace time, or at a second request: whoever still waits gets an error, which lets the server end."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stopping.urgent.wait(), GRACE_S)
+    engine.fail_all("the server is shutting down")
+
+
+def _uvicorn_config(app: Starlette) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(GRACE_S) + 5,
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handling: it would end the process with the signal, not with our status."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. The protocol is named because asyncio turns Nagle's delay off only where it is."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or str(error)
+        raise StartupError(
+            f"cannot listen on {host}:{port}: {reason}; try another --port"
+        ) from error
+    return sock
+
+
+def _announce(info: EngineInfo, sock: socket.socket) -> None:
+    host, port = sock.getsockname()[:2]
+    seconds = info.load_seconds + info.compile_seconds
+    print(
+        f"ready: http://{host}:{port}/v1 on {info.device} ({info.dtype}), context {info.max_model_len}, "
+        f"{info.max_seqs} sequences, {info.kv_tokens} tokens of K/V; loaded and compiled in {seconds:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _status(ready: "asyncio.Task[EngineInfo]", dead: bool) -> int:
+    error = None if not ready.done() or ready.cancelled() else ready.exception()
+    if isinstance(error, StartupError):
+        raise error
+    if isinstance(error, EngineDead) and dead:
+        raise StartupError(f"the engine could not start: {error.message}")
+    return 1 if dead else 0
+
+
+@contextmanager
+def _signals(handler: Callable[[], None]) -> Generator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _run(main: Coroutine[Any, Any, int]) -> int:
+    if sys.platform == "win32":
+        return asyncio.run(main)
+    import uvloop
+
+    return uvloop.run(main)

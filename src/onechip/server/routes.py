@@ -1,0 +1,197 @@
+"""The generating routes: a body becomes prompts, prompts become engine requests, and their text an answer.
+
+It owns the order of the checks (fields, model, prompt, context), so that each mistake gets the same answer on both
+routes, whole or streamed. It knows no events and no JSON of answers.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from onechip.chat.template import ChatTemplate
+from onechip.chat.tokenizer import Tokenizer
+from onechip.config import ServerConfig
+from onechip.engine.validate import prepare
+from onechip.errors import EngineDead, InvalidRequest, UnknownModel
+from onechip.request import EngineInfo, SamplingParams
+from onechip.server import schema
+from onechip.server.answer import Shape, StreamedAnswer, WholeAnswer
+from onechip.server.generation import Choice, EngineClient, Generation
+from onechip.server.http import read_json
+from onechip.server.metrics import Metrics
+from onechip.server.shapes import ChatShape, CompletionShape
+
+T = TypeVar("T")
+
+SLOW_TEXT = 20_000  # characters from which tokenising (milliseconds) leaves the event loop
+PLACEHOLDERS = frozenset({b"<|image|>", b"<|audio|>", b"<|video|>"})  # Gemma 4's soft tokens
+
+
+@dataclass(frozen=True)
+class Service:
+    """What every route needs. `model_names`: the first is the one answers and lists show by default."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    config: ServerConfig
+    model_names: tuple[str, ...]
+    eos_ids: tuple[int, ...]
+    defaults: Mapping[str, Any]
+    started: int
+    metrics: Metrics
+    placeholder_ids: frozenset[int]
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise UnknownModel(
+                f"the model {name!r} does not exist here; served: {served}", param="model"
+            )
+
+    def ready_info(self) -> EngineInfo:
+        info = self.engine.info
+        if info is None or not self.engine.alive:
+            raise EngineDead("the engine is not up (starting, or gone); see /health")
+        return info
+
+    def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a text prompt, whose control text is meant as such; one BOS unless it has one or none is wanted."""
+        ids = self.tokenizer.encode(text, control=True)
+        starts = ids[:1] == [self.tokenizer.bos_id]
+        return ids if starts or not add_special_tokens else [self.tokenizer.bos_id, *ids]
+
+    def encode_chat(
+        self,
+        messages: Sequence[schema.Message],
+        variables: Mapping[str, Any] | None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        if self.template is None:
+            raise InvalidRequest(
+                "this model has no chat template; use /v1/completions", param="messages"
+            )
+        plain = [message.model_dump(exclude_none=True) for message in messages]
+        _check_thinking(variables or {})
+        return self.template.encode(
+            plain, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+
+async def chat_completions(service: Service, http: HttpRequest) -> Response:
+    raw = await read_json(http, service.config.max_body_bytes)
+    body = schema.parse(schema.ChatBody, raw)
+    service.check_model(body.model)
+    params = schema.chat_sampling(body, service.defaults)
+    info = service.ready_info()
+    ids = await _aside(
+        len(raw), lambda: service.encode_chat(body.messages, body.chat_template_kwargs)
+    )
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    requests = prepare(name, ids, params, info, service.eos_ids, prompt_param="messages")
+    choices = [Choice(i, request, service.tokenizer) for i, request in enumerate(requests)]
+    generation = Generation(service.engine, service.metrics, choices, len(ids))
+    wanted = body.prompt_logprobs is not None
+    shape = ChatShape(name, body.model, service.tokenizer, prompt_logprobs=wanted)
+    return _answer(body, generation, shape)
+
+
+async def completions(service: Service, http: HttpRequest) -> Response:
+    raw = await read_json(http, service.config.max_body_bytes)
+    body = schema.parse(schema.CompletionBody, raw)
+    service.check_model(body.model)
+    params = schema.completion_sampling(body, service.defaults)
+    info = service.ready_info()
+    prompts = await _aside(len(raw), lambda: _prompts(service, body))
+    name = f"cmpl-{uuid.uuid4().hex}"
+    choices: list[Choice] = []
+    for number, (ids, text) in enumerate(prompts):
+        choices += _choices(
+            service, body, params, info, f"{name}-{number}", ids, text, len(choices)
+        )
+    prompt_tokens = sum(len(ids) for ids, _ in prompts)
+    generation = Generation(service.engine, service.metrics, choices, prompt_tokens)
+    shape = CompletionShape(
+        name,
+        body.model,
+        service.tokenizer,
+        echo_scores=bool(body.echo) and body.logprobs is not None,
+        prompt_logprobs=body.prompt_logprobs is not None,
+    )
+    return _answer(body, generation, shape)
+
+
+def _choices(
+    service: Service,
+    body: schema.CompletionBody,
+    params: SamplingParams,
+    info: EngineInfo,
+    name: str,
+    ids: Sequence[int],
+    text: str,
+    first: int,
+) -> list[Choice]:
+    requests = prepare(name, ids, params, info, service.eos_ids, refused=service.placeholder_ids)
+    return [
+        Choice(
+            first + i,
+            request,
+            service.tokenizer,
+            echo=text if body.echo else "",
+            silent=body.max_tokens == 0,
+        )
+        for i, request in enumerate(requests)
+    ]
+
+
+def _prompts(service: Service, body: schema.CompletionBody) -> list[tuple[Sequence[int], str]]:
+    """Ids and text of every prompt. Text gets one BOS; ids are used as they are, and decoded only to be echoed."""
+    prompt = body.prompt
+    if not prompt:
+        raise InvalidRequest("prompt is empty: give at least one token", param="prompt")
+    many = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    special = body.add_special_tokens is not False
+    skip = body.skip_special_tokens is not False
+    found: list[tuple[Sequence[int], str]] = []
+    for one in many:
+        if isinstance(one, str):
+            found.append((service.encode_text(one, add_special_tokens=special), one))
+        else:
+            ids = _ids(one)
+            valid = body.echo and all(0 <= i < service.tokenizer.vocab_size for i in ids)
+            text = service.tokenizer.decode(ids, skip_special=skip) if valid else ""
+            found.append((ids, text))
+    return found
+
+
+def _ids(prompt: Any) -> list[int]:
+    assert isinstance(prompt, list)
+    return prompt  # pyright: ignore[reportUnknownVariableType]
+
+
+def _check_thinking(variables: Mapping[str, Any]) -> None:
+    """Thinking needs its output parsed, which this server does not do yet; the switch must at least be a boolean."""
+    for name in ("enable_thinking", "preserve_thinking"):
+        if not isinstance(variables.get(name, False), bool):
+            raise InvalidRequest(f"{name} must be true or false", param="chat_template_kwargs")
+    if variables.get("enable_thinking"):
+        raise InvalidRequest("enable_thinking is not supported yet", param="chat_template_kwargs")
+
+
+def _answer(body: schema.Sampling, generation: Generation, shape: Shape) -> Response:
+    if not body.stream:
+        return WholeAnswer(generation, shape)
+    options = body.stream_options or schema.StreamOptions()
+    usage = "each" if options.continuous_usage_stats else "last"
+    return StreamedAnswer(generation, shape, usage if options.include_usage else "none")
+
+
+async def _aside(size: int, work: Callable[[], T]) -> T:
+    """Run `work` here, or on a thread when the text is long: the tokenizer lets go of the interpreter."""
+    return await asyncio.to_thread(work) if size > SLOW_TEXT else work()
