@@ -88,6 +88,20 @@ def test_no_flags_are_the_defaults_of_the_config_objects(monkeypatch: pytest.Mon
     assert seen[1:] == [EngineConfig(), ServerConfig()]
 
 
+def test_generate_compiles_on_first_use_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+
+    class Stand:
+        def __init__(self, model: str, **flags: Any):
+            seen.append(EngineConfig(**flags))
+            raise DoesNotFit("seen")
+
+    monkeypatch.setattr("onechip.llm.LLM", Stand)
+    cli.run(["generate", "m", "text"])
+    cli.run(["generate", "m", "text", "--precompile"])
+    assert seen == [EngineConfig(precompile=False), EngineConfig()]
+
+
 def test_api_keys_come_from_flags_or_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ONECHIP_API_KEY", "one two")
     seen = catch_serve(monkeypatch)

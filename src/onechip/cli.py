@@ -53,7 +53,11 @@ FLAGS = {
     ),
     "seed": Flag("Seed of the random weights."),
     "attention": Flag("Attention implementation; a name is obeyed or refused."),
-    "compile_cache": Flag("Directory of compiled programs.", default="the user's cache"),
+    "compile_cache": Flag("Directory of compiled programs, or off.", default="the user's cache"),
+    "precompile": Flag(
+        "Compile every program before the first answer, so that none is compiled later.",
+        name="--precompile/--no-precompile",
+    ),
     "host": Flag("Address to listen on."),
     "port": Flag("Port to listen on; 0 takes a free one.", min=0, max=65535),
     "served_model_names": Flag(
@@ -80,20 +84,25 @@ Model = Annotated[
 ]
 
 
-def with_flags(*configs: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Replace a command's **flags by one option for every field of the config classes."""
+def with_flags(
+    *configs: type, **defaults: Any
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Replace a command's **flags by one option for every field of the config classes.
+
+    `defaults` are the command's own where they differ from the class's.
+    """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         signature = introspection.signature(command)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [_option(field) for config in configs for field in fields(config)]
+        options = [_option(field, defaults) for config in configs for field in fields(config)]
         command.__signature__ = signature.replace(parameters=own + options)  # pyright: ignore[reportFunctionMemberAccess]
         return command
 
     return decorate
 
 
-def _option(field: Field[Any]) -> introspection.Parameter:
+def _option(field: Field[Any], defaults: Mapping[str, Any]) -> introspection.Parameter:
     flag = FLAGS[field.name]
     name = flag.name or "--" + field.name.replace("_", "-")
     option = typer.Option(
@@ -108,7 +117,7 @@ def _option(field: Field[Any]) -> introspection.Parameter:
     return introspection.Parameter(
         field.name,
         introspection.Parameter.KEYWORD_ONLY,
-        default=None if repeated else field.default,
+        default=None if repeated else defaults.get(field.name, field.default),
         annotation=Annotated[list[str] | None if repeated else field.type, option],
     )
 
@@ -132,7 +141,7 @@ def serve(model: Model, **flags: Any) -> int:
 
 
 @app.command()
-@with_flags(EngineConfig)
+@with_flags(EngineConfig, precompile=False)
 def generate(
     model: Model,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue.")],

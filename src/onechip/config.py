@@ -105,7 +105,9 @@ class ModelConfig:
 class EngineConfig:
     """How the engine runs: the flags of `serve` and keywords of `LLM` that shape memory and speed.
 
-    None means "decided at start from the device and the model", and the choice is logged.
+    None means "decided at start from the device and the model", and the choice is logged. `chunk_size` is the most
+    prefill tokens a step; `compile_cache` a directory or "off"; `precompile` compiles every program before the engine
+    is ready (a server must never compile later; `LLM` compiles on first use unless told otherwise).
     """
 
     max_seqs: int = 16
@@ -120,6 +122,7 @@ class EngineConfig:
     seed: int = 0
     attention: str = "auto"
     compile_cache: str | None = None
+    precompile: bool = True
 
 
 @dataclass(frozen=True)

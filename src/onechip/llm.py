@@ -37,14 +37,17 @@ class Completion:
 
 
 class LLM:
-    """A model loaded and compiled. Keywords are the fields of `EngineConfig`, the flags of `onechip serve`."""
+    """A loaded model. Keywords are the fields of `EngineConfig`, the flags of `onechip serve`.
+
+    Programs are compiled when first used (and kept in the persistent cache); `precompile=True` compiles all at once.
+    """
 
     def __init__(self, model: str, *, report: Reporter | None = None, **flags: Any):
         unknown = flags.keys() - EngineConfig.__dataclass_fields__.keys()
         if unknown:
             known = ", ".join(EngineConfig.__dataclass_fields__)
             raise ConfigError(f"unknown keyword {', '.join(sorted(unknown))}; LLM takes {known}")
-        config = EngineConfig(**flags)
+        config = EngineConfig(**{"precompile": False, **flags})
         checkpoint = open_checkpoint(model, random_weights=config.random_weights)
         self.config = model_config(checkpoint.config)
         self.engine = build_from(checkpoint, self.config, config, report or Reporter())

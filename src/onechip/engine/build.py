@@ -71,7 +71,8 @@ def build_from(
     params = _load(checkpoint, spec, config, choices.dtype, device, report)
     loaded = time.monotonic()
     runner = DeviceRunner(_shapes(spec, config, choices), choices.table, params, pages, device)
-    runner.compile(report.compiling)
+    if config.precompile:
+        runner.compile(report.compiling)
     compiled = time.monotonic()
     info = EngineInfo(
         vocab_size=spec.vocab_size,
@@ -85,6 +86,8 @@ def build_from(
         first_token_seconds=0.0,
     )
     scheduler = Scheduler(pages, config.max_seqs, choices.table.chunk, choices.table.token_budget)
+    if not config.precompile:
+        return Engine(runner, scheduler, info, max_waiting=config.max_waiting)
     return _warm(runner, scheduler, info, config)
 
 

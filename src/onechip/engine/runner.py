@@ -22,7 +22,7 @@ from onechip.engine.buckets import Bucket, BucketTable
 from onechip.engine.sequence import Plan, PlanRow, RowResult
 from onechip.engine.step import StepOut, logits_block, score_block, step
 from onechip.kernels.attention import KV, storage_dtype
-from onechip.request import GREEDY_BELOW, SamplingParams, TokenLogprobs
+from onechip.request import GREEDY_BELOW, Request, SamplingParams, TokenLogprobs
 
 SCORE_ROWS = 32  # positions whose full logits exist at once: 32 x 262,144 float32 are 34 MB
 
@@ -79,17 +79,32 @@ class DeviceRunner:
         for bucket in self.table.buckets:
             if progress is not None:
                 progress(f"{bucket.tokens} tokens, {bucket.rows} rows")
+            self.program(bucket)
+        self.helper("score")
+        self.helper("admit")
+
+    def program(self, bucket: Bucket) -> Callable[..., Any]:
+        """The bucket's executable, compiled on first use."""
+        if bucket not in self.programs:
             self.programs[bucket] = self.lower(bucket).compile()
-        hidden = jax.ShapeDtypeStruct(
-            (SCORE_ROWS, self.shapes.config.hidden_size), self.params["embed"].dtype
-        )
-        target = jax.ShapeDtypeStruct((SCORE_ROWS,), jnp.int32)
+        return self.programs[bucket]
+
+    def helper(self, name: str) -> Callable[..., Any]:
+        """One of the small programs beside the step, compiled on first use."""
+        if name not in self.helpers:
+            self.helpers[name] = self._lower_helper(name).compile()
+        return self.helpers[name]
+
+    def _lower_helper(self, name: str) -> Any:
         config = self.shapes.config
-        score = jax.jit(partial(score_block, config=config))
-        self.helpers["score"] = score.lower(self.params, hidden, target).compile()
-        admit = jax.jit(slots.admit, donate_argnums=0)
-        rows = slots.slot_rows(_no_request(), config.vocab_size)
-        self.helpers["admit"] = admit.lower(self.state, np.int32(0), rows).compile()
+        if name == "admit":
+            rows = slots.slot_rows(Request("", (0,), SamplingParams()), config.vocab_size)
+            return jax.jit(slots.admit, donate_argnums=0).lower(self.state, np.int32(0), rows)
+        hidden = jax.ShapeDtypeStruct((SCORE_ROWS, config.hidden_size), jnp.float32)
+        if name == "logits":
+            return jax.jit(partial(logits_block, config=config)).lower(self.params, hidden)
+        target = jax.ShapeDtypeStruct((SCORE_ROWS,), jnp.int32)
+        return jax.jit(partial(score_block, config=config)).lower(self.params, hidden, target)
 
     def lower(self, bucket: Bucket) -> Any:
         """One bucket's program, traced and lowered for the arrays this runner holds."""
@@ -110,11 +125,11 @@ class DeviceRunner:
         for sequence in plan.admitted:
             if row_flags(sequence.request.sampling) & ~(flag.SAMPLE | flag.DRAW | flag.LOGPROBS):
                 rows = slots.slot_rows(sequence.request, self.shapes.config.vocab_size)
-                self.state = self.helpers["admit"](self.state, np.int32(sequence.slot), rows)
+                self.state = self.helper("admit")(self.state, np.int32(sequence.slot), rows)
         singles = plan.singles == len(plan.rows)
         bucket = self.table.pick(plan.tokens, len(plan.rows), singles, plan.score)
         vector = self._pack(plan, bucket)
-        self.caches, self.state, out = self.programs[bucket](
+        self.caches, self.state, out = self.program(bucket)(
             self.params, self.caches, self.state, vector
         )
         return Pending(plan, out)
@@ -138,10 +153,8 @@ class DeviceRunner:
 
     def logits(self, hidden: Any) -> np.ndarray:
         """float32 [n, V] of hidden states [n, D], a block at a time (offline scoring only)."""
-        if "logits" not in self.helpers:
-            function = partial(logits_block, config=self.shapes.config)
-            self.helpers["logits"] = jax.jit(function)
-        blocks = [np.asarray(self.helpers["logits"](self.params, b)) for b, _ in _blocks(hidden)]
+        logits = self.helper("logits")
+        blocks = [np.asarray(logits(self.params, block)) for block, _ in _blocks(hidden)]
         return np.concatenate(blocks)[: hidden.shape[0]]
 
     def _pack(self, plan: Plan, bucket: Bucket) -> np.ndarray:
@@ -199,7 +212,7 @@ class DeviceRunner:
             wanted = targets[start : start + SCORE_ROWS]
             padded = np.zeros(SCORE_ROWS, np.int32)
             padded[: len(wanted)] = wanted
-            scores = jax.device_get(self.helpers["score"](self.params, block, padded))
+            scores = jax.device_get(self.helper("score")(self.params, block, padded))
             entries += [_entry(int(t), scores, i, count) for i, t in enumerate(wanted)]
         return tuple(entries)
 
@@ -271,9 +284,3 @@ def _blocks(hidden: Any) -> list[tuple[np.ndarray, int]]:
         padding = ((0, SCORE_ROWS - block.shape[0]), (0, 0))
         blocks.append((np.pad(block, padding), start))
     return blocks
-
-
-def _no_request() -> Any:
-    from onechip.request import Request
-
-    return Request("", (0,), SamplingParams())

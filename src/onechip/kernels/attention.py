@@ -71,6 +71,61 @@ class Ragged:
         )
 
 
+@register_dataclass
+@dataclass(frozen=True)
+class Items:
+    """The (row, block of keys) list of rows with one query: `count` [] are real, the others belong to no row.
+
+    row [W]; pages [W, J]; first [W]: the position of the block's first key; low [W], high [W]: the keys its row sees.
+    """
+
+    row: Array
+    pages: Array
+    first: Array
+    low: Array
+    high: Array
+    count: Array
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of rows with several queries: `count` [] are real.
+
+    row [C]; begin [C]: the tile's first packed token; position [C]: that token's position.
+    """
+
+    row: Array
+    begin: Array
+    position: Array
+    count: Array
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Work:
+    """A step's rows and the list of work they come to, the same for every layer of a pool: see `plan`."""
+
+    rows: Ragged
+    items: Items
+    tiles: Tiles | None
+    window: int | None = field(metadata={"static": True})
+
+
+def plan(rows: Ragged, tokens: int, page_size: int, window: int | None) -> Work:
+    """List the work of `rows` for layers of that window (None: full attention), once a step.
+
+    `tokens` is the number of packed queries; where it equals the number of rows every row has at most one token, row r
+    being token r.
+    """
+    count = rows.q_len.shape[0]
+    alone = rows.q_len > 0
+    if tokens == count:
+        return Work(rows, _items(rows, alone, page_size, window), None, window)
+    alone &= jnp.arange(count) < rows.singles
+    return Work(rows, _items(rows, alone, page_size, window), _tiles(rows, tokens), window)
+
+
 def storage_dtype(dtype: str, platform: str) -> jnp.dtype:
     """The dtype that pages of logical `dtype` are held in on `platform` (see `KV`)."""
     half = dtype in ("bfloat16", "float16")
@@ -83,29 +138,68 @@ def write(kv: KV, k: Array, v: Array, page: Array, slot: Array) -> KV:
 
 
 def attend(
-    q: Array,
-    kv: KV,
-    rows: Ragged,
-    *,
-    scale: float,
-    window: int | None,
-    implementation: str = "auto",
+    q: Array, kv: KV, work: Work, *, scale: float, implementation: str = "auto"
 ) -> Array:
-    """Softmax(scale q k^T) v over each row's visible keys: q [T, N, H] -> [T, N, H] in q's dtype.
+    """Softmax(scale q k^T) v over each row's visible keys: q [T, N, H] -> float32 [T, N, H].
 
-    A query at position p sees keys 0..p, or the last `window` of them. T equal to the number of rows says that every
-    row has at most one token, row r being token r. Raises ConfigError for an implementation that does not exist.
+    A query at position p sees keys 0..p, or the last `work.window` of them. Raises ConfigError for an implementation
+    that does not exist.
     """
     if implementation not in ("auto", *IMPLEMENTATIONS):
-        raise ConfigError(f"attention implementation {implementation!r} does not exist; use auto or {IMPLEMENTATIONS}")
-    count = rows.q_len.shape[0]
-    if q.shape[0] == count:
-        return _decode(q, kv, rows, rows.q_len > 0, scale, window)
+        raise ConfigError(
+            f"attention implementation {implementation!r} does not exist; use auto or "
+            f"{', '.join(IMPLEMENTATIONS)}"
+        )
+    count = work.rows.q_len.shape[0]
+    alone = _decode(q[:count], kv, work.items, scale)
+    if work.tiles is None:
+        return alone
     # Both phases run; each has a trip count of its own, zero where the step has no such rows.
-    single = jnp.arange(count) < rows.singles
-    tiled = _prefill(q, kv, rows, scale, window)
-    alone = _decode(q[:count], kv, rows, single & (rows.q_len > 0), scale, window)
+    tiled = _prefill(q, kv, work, scale)
+    single = jnp.arange(count) < work.rows.singles
     return tiled.at[:count].set(jnp.where(single[:, None, None], alone, tiled[:count]))
+
+
+def _items(rows: Ragged, active: Array, page_size: int, window: int | None) -> Items:
+    count, columns = rows.table.shape
+    pages_a_block = max(1, _DECODE_KEYS // page_size)
+    low = jnp.maximum(rows.kv_len - window, 0) if window else jnp.zeros_like(rows.kv_len)
+    first_page = low // page_size
+    pages = jnp.where(active, -(-rows.kv_len // page_size) - first_page, 0)
+    blocks = -(-pages // pages_a_block)
+    ends = jnp.cumsum(blocks)
+    # A whole number of rounds, so that a round's slice never runs over the end.
+    item = jnp.arange(count * -(-columns // pages_a_block), dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, item, side="right", method="compare_all"), count - 1)
+    real = item < ends[-1]
+    block = item - (ends[row] - blocks[row])
+    logical = (first_page[row] + block * pages_a_block)[:, None] + jnp.arange(pages_a_block)
+    mine = real[:, None] & (logical * page_size < rows.kv_len[row][:, None])
+    column = jnp.clip(logical - rows.first_page[row][:, None], 0, columns - 1)
+    return Items(
+        row=jnp.where(real, row, count).astype(jnp.int32),
+        pages=jnp.where(mine, rows.table[row[:, None], column], 0),
+        first=logical[:, 0] * page_size,
+        low=low[row],
+        high=jnp.where(real, rows.kv_len[row], 0),
+        count=ends[-1],
+    )
+
+
+def _tiles(rows: Ragged, tokens: int) -> Tiles:
+    count = rows.q_len.shape[0]
+    many = (jnp.arange(count) >= rows.singles) & (rows.q_len > 0)
+    tiles = jnp.where(many, -(-rows.q_len // _TILE_QUERIES), 0)
+    ends = jnp.cumsum(tiles)
+    index = jnp.arange(-(-tokens // _TILE_QUERIES) + count, dtype=jnp.int32)
+    row = jnp.minimum(jnp.searchsorted(ends, index, side="right", method="compare_all"), count - 1)
+    offset = (index - (ends[row] - tiles[row])) * _TILE_QUERIES
+    return Tiles(
+        row=row.astype(jnp.int32),
+        begin=rows.q_start[row] + offset,
+        position=rows.kv_len[row] - rows.q_len[row] + offset,
+        count=ends[-1],
+    )
 
 
 def _scatter(kv: KV, pool: Array, new: Array, page: Array, slot: Array) -> Array:
@@ -131,130 +225,132 @@ def _compute_dtype(kv: KV) -> jnp.dtype:
     return jnp.dtype(jnp.float32 if kv.k.dtype == jnp.uint16 else kv.k.dtype)
 
 
-def _pages_of(rows: Ragged, row: Array, logical: Array) -> Array:
-    """Physical pages of logical pages [..., J] of row [...]; page 0 where the row has none."""
-    column = logical - rows.first_page[row][..., None]
-    return rows.table[row[..., None], jnp.clip(column, 0, rows.table.shape[1] - 1)]
+def _decode(q: Array, kv: KV, items: Items, scale: float) -> Array:
+    """One query a row: q [R, N, H], row r's at its last position -> [R, N, H]; zeros for rows without items.
 
-
-def _decode(
-    q: Array, kv: KV, rows: Ragged, active: Array, scale: float, window: int | None
-) -> Array:
-    """One query a row: q [R, N, H], row r's query at position kv_len[r] - 1 -> [R, N, H]; zeros where not active.
-
-    Items (row, block of pages) are handled R at a time; each adds its share to its row's running softmax, so R items
-    may belong to R rows or all to one.
+    Items are handled R at a time, so R items may belong to R rows or all to one; `member` [R, R] says which item is
+    whose, and adds each item's share to its row's running softmax.
     """
     count, heads, head_dim = q.shape
     kv_heads, _, page_size, _ = kv.k.shape
     group, compute = heads // kv_heads, _compute_dtype(kv)
-    pages_a_block = max(1, _DECODE_KEYS // page_size)
-    low = jnp.maximum(rows.kv_len - window, 0) if window else jnp.zeros_like(rows.kv_len)
-    first = low // page_size
-    pages = jnp.where(active, -(-rows.kv_len // page_size) - first, 0)
-    blocks = -(-pages // pages_a_block)
-    ends = jnp.cumsum(blocks)
-    total = ends[-1]
     grouped = q.reshape(count, kv_heads, group, head_dim).astype(compute)
+    offset = jnp.arange(items.pages.shape[1] * page_size)
 
-    def items(step: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def round_(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         most, weight, out = state
-        item = step * count + jnp.arange(count)
-        row = jnp.minimum(jnp.searchsorted(ends, item, side="right"), count - 1).astype(jnp.int32)
-        block = item - (ends[row] - blocks[row])
-        logical = (first[row] + block * pages_a_block)[:, None] + jnp.arange(pages_a_block)
-        mine = (item < total)[:, None] & (logical * page_size < rows.kv_len[row][:, None])
-        physical = jnp.where(mine, _pages_of(rows, row, logical), 0)
-        position = (logical[..., None] * page_size + jnp.arange(page_size)).reshape(count, -1)
-        seen = jnp.repeat(mine, page_size, axis=1)
-        seen &= (position >= low[row][:, None]) & (position < rows.kv_len[row][:, None])
-        keys, values = _load(kv, kv.k, physical, compute), _load(kv, kv.v, physical, compute)
+        row, pages, first, low, high = (
+            lax.dynamic_slice_in_dim(part, index * count, count)
+            for part in (items.row, items.pages, items.first, items.low, items.high)
+        )
+        position = first[:, None] + offset
+        seen = ((position >= low[:, None]) & (position < high[:, None]))[None, :, None]
+        keys, values = _load(kv, kv.k, pages, compute), _load(kv, kv.v, pages, compute)
         score = scale * jnp.einsum(
-            "ckgh,kcsh->kcgs", grouped[row], keys, preferred_element_type=jnp.float32
-        )
-        score = jnp.where(seen[None, :, None], score, _MASKED)
-        target = jnp.where(item < total, row, count)
-        new_most = most.at[:, target].max(score.max(-1))
-        share = jnp.where(seen[None, :, None], jnp.exp(score - new_most[:, target][..., None]), 0)
-        fade = jnp.exp(most - new_most)
+            "ckgh,kcsh->kcgs", grouped[jnp.minimum(row, count - 1)], keys,
+            precision=_precision(compute), preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        score = jnp.where(seen, score, _MASKED)
+        member = row[None, :] == jnp.arange(count)[:, None]
+        highest = jnp.where(member[None, :, :, None], score.max(-1)[:, None], _MASKED).max(2)
+        new_most = jnp.maximum(most, highest)
+        share = jnp.where(seen, jnp.exp(score - new_most[:, jnp.minimum(row, count - 1)][..., None]), 0)
         mixed = jnp.einsum(
-            "kcgs,kcsh->kcgh", share.astype(compute), values, preferred_element_type=jnp.float32
-        )
-        weight = (weight * fade).at[:, target].add(share.sum(-1))
-        out = (out * fade[..., None]).at[:, target].add(mixed)
+            "kcgs,kcsh->kcgh", share.astype(compute), values,
+            precision=_precision(compute), preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        fade = jnp.exp(most - new_most)
+        mine = member.astype(jnp.float32)
+        weight = weight * fade + _gather_shares(mine, share.sum(-1))
+        out = out * fade[..., None] + _gather_shares(mine, mixed)
         return new_most, weight, out
 
-    shape = (kv_heads, count + 1, group)
+    shape = (kv_heads, count, group)
     start = (jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, head_dim)))
-    _, weight, out = lax.fori_loop(0, -(-total // count), items, start)
-    result = (out / jnp.where(weight == 0, 1, weight)[..., None])[:, :count]
-    return result.transpose(1, 0, 2, 3).reshape(q.shape).astype(q.dtype)
+    _, weight, out = lax.fori_loop(0, -(-items.count // count), round_, start)
+    result = out / jnp.where(weight == 0, 1, weight)[..., None]
+    return result.transpose(1, 0, 2, 3).reshape(q.shape)
 
 
-def _prefill(q: Array, kv: KV, rows: Ragged, scale: float, window: int | None) -> Array:
+def _gather_shares(member: Array, shares: Array) -> Array:
+    """Sum items' shares [K, C, ...] into their rows [K, R, ...], member [R, C] float32."""
+    return jnp.einsum("rc,kc...->kr...", member, shares, precision=lax.Precision.HIGHEST)
+
+
+def _precision(dtype: jnp.dtype) -> lax.Precision | None:
+    return lax.Precision.HIGHEST if dtype == jnp.float32 else None
+
+
+def _prefill(q: Array, kv: KV, work: Work, scale: float) -> Array:
     """Rows of several tokens, a tile of queries at a time: q [T, N, H] -> [T, N, H], other rows' outputs undefined.
 
     A tile is a plain slice of the packed queries: where it runs over its row's end it computes rubbish for the next
     row's tokens, which that row's own tile, coming later, overwrites.
     """
     tokens, heads, head_dim = q.shape
-    count = rows.q_len.shape[0]
-    many = (jnp.arange(count) >= rows.singles) & (rows.q_len > 0)
-    tiles = jnp.where(many, -(-rows.q_len // _TILE_QUERIES), 0)
-    ends = jnp.cumsum(tiles)
+    tiles, rows = work.tiles, work.rows
+    assert tiles is not None
     padded = jnp.pad(q, ((0, _TILE_QUERIES), (0, 0), (0, 0))).astype(_compute_dtype(kv))
+    # A block's pages are a plain slice of the row's table, which must not run over its end.
+    page_size = kv.k.shape[2]
+    table = jnp.pad(rows.table, ((0, 0), (0, max(1, _TILE_KEYS // page_size))))
 
     def tile(index: Array, out: Array) -> Array:
-        row = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
-        offset = (index - (ends[row] - tiles[row])) * _TILE_QUERIES
-        begin = rows.q_start[row] + offset
+        row, begin = tiles.row[index], tiles.begin[index]
         queries = lax.dynamic_slice_in_dim(padded, begin, _TILE_QUERIES)
-        position = rows.kv_len[row] - rows.q_len[row] + offset + jnp.arange(_TILE_QUERIES)
-        result = _tile(queries, kv, rows, row, position, scale, window)
-        return lax.dynamic_update_slice_in_dim(out, result.astype(out.dtype), begin, axis=0)
+        position = tiles.position[index] + jnp.arange(_TILE_QUERIES)
+        mine = (table[row], rows.first_page[row], rows.kv_len[row])
+        result = _tile(queries, kv, mine, position, scale, work.window)
+        return lax.dynamic_update_slice_in_dim(out, result, begin, axis=0)
 
-    out = jnp.zeros((tokens + _TILE_QUERIES, heads, head_dim), q.dtype)
-    return lax.fori_loop(0, ends[-1], tile, out)[:tokens]
+    out = jnp.zeros((tokens + _TILE_QUERIES, heads, head_dim))
+    return lax.fori_loop(0, tiles.count, tile, out)[:tokens]
 
 
 def _tile(
     queries: Array,
     kv: KV,
-    rows: Ragged,
-    row: Array,
+    row: tuple[Array, Array, Array],
     position: Array,
     scale: float,
     window: int | None,
 ) -> Array:
-    """One row's queries [Q, N, H] at consecutive positions [Q] against the key blocks they can see."""
+    """One row's queries [Q, N, H] at consecutive positions [Q] against the key blocks they can see.
+
+    `row` is its table [M], the logical page of column 0, and its keys' count.
+    """
     count, heads, head_dim = queries.shape
     kv_heads, _, page_size, _ = kv.k.shape
     compute = queries.dtype
     pages_a_block = max(1, _TILE_KEYS // page_size)
+    table, first_page, kv_len = row
     grouped = queries.reshape(count, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
     low = jnp.maximum(position[0] - window + 1, 0) if window else jnp.int32(0)
-    high = jnp.minimum(position[-1] + 1, rows.kv_len[row])
+    high = jnp.minimum(position[-1] + 1, kv_len)
     first = low // page_size
 
     def block(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         most, weight, out = state
-        logical = first + index * pages_a_block + jnp.arange(pages_a_block)
-        physical = jnp.where(logical * page_size < high, _pages_of(rows, row, logical), 0)
-        key_at = (logical[:, None] * page_size + jnp.arange(page_size)).reshape(-1)
+        page = first + index * pages_a_block
+        pages = lax.dynamic_slice_in_dim(table, page - first_page, pages_a_block)
+        key_at = page * page_size + jnp.arange(pages_a_block * page_size)
+        pages = jnp.where(key_at[::page_size] < high, pages, 0)
         seen = (key_at[None] <= position[:, None]) & (key_at[None] < high)
         if window:
             seen &= key_at[None] > position[:, None] - window
-        keys, values = _load(kv, kv.k, physical, compute), _load(kv, kv.v, physical, compute)
+        keys, values = _load(kv, kv.k, pages, compute), _load(kv, kv.v, pages, compute)
         score = scale * jnp.einsum(
-            "kgqh,ksh->kgqs", grouped, keys, preferred_element_type=jnp.float32
-        )
+            "kgqh,ksh->kgqs", grouped, keys,
+            precision=_precision(compute), preferred_element_type=jnp.float32,
+        )  # fmt: skip
         score = jnp.where(seen, score, _MASKED)
         new_most = jnp.maximum(most, score.max(-1))
         share = jnp.where(seen, jnp.exp(score - new_most[..., None]), 0)
-        fade = jnp.exp(most - new_most)
         mixed = jnp.einsum(
-            "kgqs,ksh->kgqh", share.astype(compute), values, preferred_element_type=jnp.float32
-        )
+            "kgqs,ksh->kgqh", share.astype(compute), values,
+            precision=_precision(compute), preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        fade = jnp.exp(most - new_most)
         return new_most, weight * fade + share.sum(-1), out * fade[..., None] + mixed
 
     shape = grouped.shape[:-1]

@@ -16,15 +16,14 @@ _TILE_ROWS = 16  # rows of one expert a tile; at decode most experts have one or
 
 
 def grouped_matmul(x: Array, weights: Array, sizes: Array, *, implementation: str = "auto") -> Array:
-    """x [M, D] sorted by group, weights [E, F, D], sizes [E] int32 summing to M -> [M, F] in x's dtype."""
+    """x [M, D] sorted by group, weights [E, F, D], sizes [E] int32 summing to M -> float32 [M, F]."""
     if implementation == "auto":
         implementation = "loop" if jax.default_backend() == "cpu" else "ragged"
     if implementation == "ragged":
-        out = lax.ragged_dot(
-            x, weights.swapaxes(1, 2), sizes, preferred_element_type=jnp.float32,
-            precision=_precision(x),
-        )
-        return out.astype(x.dtype)
+        return lax.ragged_dot(
+            x, weights.swapaxes(1, 2), sizes,
+            preferred_element_type=jnp.float32, precision=_precision(x),
+        )  # fmt: skip
     if implementation == "loop":
         return _loop(x, weights, sizes)
     raise ConfigError(f"grouped matmul {implementation!r} does not exist; use auto or {IMPLEMENTATIONS}")
@@ -47,9 +46,9 @@ def _loop(x: Array, weights: Array, sizes: Array) -> Array:
             rows, weight, (((1,), (1,)), ((), ())), precision=_precision(x),
             preferred_element_type=jnp.float32,
         )
-        return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), begin, axis=0)
+        return lax.dynamic_update_slice_in_dim(out, product, begin, axis=0)
 
-    out = jnp.zeros((count + _TILE_ROWS, weights.shape[1]), x.dtype)
+    out = jnp.zeros((count + _TILE_ROWS, weights.shape[1]), jnp.float32)
     return lax.fori_loop(0, ends[-1], tile, out)[:count]
 
 

@@ -10,7 +10,8 @@
 Layers that share K/V write none and read their source's pages. From `config.first_shared` on nothing is written, so
 those layers run only for the rows whose logits are wanted ("early exit": 69% of a prompt's matmul work on E2B).
 Knows neither requests nor who owns a page: it is handed pages and rows (`kernels.attention`).
-Source: the reference implementation (transformers 5.24); norms and rotations here stay float32 between matmuls.
+Source: the reference implementation (transformers 5.24); here everything between matmuls stays float32, and
+only a matmul's inputs are rounded to the weights' dtype.
 """
 
 import math
@@ -24,7 +25,7 @@ from jax import Array, lax
 from jax.tree_util import register_dataclass
 
 from onechip.config import LayerKind, LayerSpec, ModelConfig
-from onechip.kernels.attention import KV, Ragged, attend, write
+from onechip.kernels.attention import KV, Ragged, Work, attend, plan, write
 from onechip.model.moe import mixture
 from onechip.model.rope import angles, rotate
 
@@ -72,6 +73,8 @@ def forward(
     split = config.first_shared
     owners = {layer.index: slot for slot, layer in enumerate(config.owners)}
     caches = list(caches)
+    page_size = caches[0].k.shape[2]
+    work = _work(config, packed, page_size)
     h = _embed(params, config, packed.token)
     ple = _per_layer_inputs(params, config, packed.token, h, 0, split)
     ropes = _ropes(config, packed.position)
@@ -81,16 +84,17 @@ def forward(
         q, k, v = _project(p, config, layer, norm(h, p["attn_norm"], config), ropes[layer.kind])
         caches[slot] = write(caches[slot], k, v, pool.page, pool.slot)
         mixed = attend(
-            q, caches[slot], pool.rows, scale=config.query_scale, window=layer.window,
-            implementation=attention,
+            q, caches[slot], work[layer.kind], scale=config.query_scale, implementation=attention
         )
         h = _finish_layer(p, config, h, mixed, None if ple is None else ple[:, layer.index])
 
-    pools = {kind: pool.rows for kind, pool in packed.pools.items()}
     token, position = packed.token, packed.position
     if not every_position and packed.token.shape != packed.last.shape:
         h, token, position = h[packed.last], token[packed.last], position[packed.last]
-        pools = {kind: rows.last_tokens() for kind, rows in pools.items()}
+        work = {
+            kind: plan(w.rows.last_tokens(), token.shape[0], page_size, w.window)
+            for kind, w in work.items()
+        }
         ropes = _ropes(config, position)
     if split < len(config.layers):
         # The projection half of the per-layer inputs reads the embeddings, not h: embed again, it is one gather.
@@ -101,8 +105,8 @@ def forward(
         p = params["layers"][layer.index]
         q, _, _ = _project(p, config, layer, norm(h, p["attn_norm"], config), ropes[layer.kind])
         mixed = attend(
-            q, caches[owners[layer.kv_source]], pools[layer.kind], scale=config.query_scale,
-            window=layer.window, implementation=attention,
+            q, caches[owners[layer.kv_source]], work[layer.kind], scale=config.query_scale,
+            implementation=attention,
         )
         h = _finish_layer(p, config, h, mixed, None if ple is None else ple[:, layer.index - split])
     return norm(h, params["final_norm"], config), tuple(caches)
@@ -111,38 +115,50 @@ def forward(
 def logits(params: Params, config: ModelConfig, hidden: Array) -> Array:
     """float32 [B, V] of normed hidden states [B, D]; the softcap is the last thing before any bias or mask."""
     head = params["embed"] if config.tie_embeddings else params["lm_head"]
-    out = _matmul(hidden, head, jnp.float32)
+    out = linear(hidden, head)
     if config.final_softcap is None:
         return out
     return config.final_softcap * jnp.tanh(out / config.final_softcap)
 
 
 def norm(x: Array, weight: Array | None, config: ModelConfig) -> Array:
-    """RMSNorm over the last axis in float32, times the float32 weight, back to x's dtype. No weight: no scale."""
-    return _norm32(x, weight, config).astype(x.dtype)
-
-
-def linear(x: Array, weight: Array) -> Array:
-    """x [..., D] times weight [out, D], accumulated in float32, in x's dtype."""
-    return _matmul(x, weight, x.dtype)
-
-
-def _norm32(x: Array, weight: Array | None, config: ModelConfig) -> Array:
+    """float32 RMSNorm over the last axis, times the float32 weight. No weight: no scale."""
     wide = x.astype(jnp.float32)
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + config.norm_eps)
     return wide if weight is None else wide * weight
 
 
-def _matmul(x: Array, weight: Array, dtype: Any) -> Array:
+def linear(x: Array, weight: Array) -> Array:
+    """float32 [..., out] = x [..., D], rounded to the weight's dtype, times weight [out, D].
+
+    Asking for float32 also keeps XLA's CPU compiler from widening whole bf16 weights before every matmul.
+    """
     # float32 means float32: TPUs and GPUs would otherwise round the inputs to bf16 or tf32.
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
     axes = (((x.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(x, weight, axes, precision=precision, preferred_element_type=dtype)
+    return lax.dot_general(
+        x.astype(weight.dtype), weight, axes, precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 def _embed(params: Params, config: ModelConfig, token: Array) -> Array:
     table = params["embed"]
-    return table[token] * jnp.asarray(math.sqrt(config.hidden_size), table.dtype)
+    return _scaled(table[token], math.sqrt(config.hidden_size))
+
+
+def _scaled(rows: Array, factor: float) -> Array:
+    """Table rows times a factor that the reference holds in the table's dtype, in float32."""
+    return rows.astype(jnp.float32) * jnp.asarray(factor, rows.dtype).astype(jnp.float32)
+
+
+def _work(config: ModelConfig, packed: Packed, page_size: int) -> dict[LayerKind, Work]:
+    """The attention work of each layer kind, listed once for all its layers."""
+    windows = {layer.kind: layer.window for layer in config.layers}
+    tokens = packed.token.shape[0]
+    return {
+        kind: plan(packed.pools[kind].rows, tokens, page_size, window)
+        for kind, window in windows.items()
+    }
 
 
 def _ropes(config: ModelConfig, position: Array) -> dict[LayerKind, tuple[Array, Array]]:
@@ -160,12 +176,9 @@ def _per_layer_inputs(
         return None
     shape = (token.shape[0], stop - start, width)
     columns = slice(start * width, stop * width)
-    looked_up = params["ple_table"][token, columns].reshape(shape)
-    looked_up = looked_up * jnp.asarray(math.sqrt(width), looked_up.dtype)
-    projected = linear(embedded, params["ple_proj"][columns])
-    projected = projected * jnp.asarray(config.hidden_size**-0.5, projected.dtype)
-    normed = norm(projected.reshape(shape), params["ple_norm"], config)
-    return (normed + looked_up) * jnp.asarray(2.0**-0.5, normed.dtype)
+    looked_up = _scaled(params["ple_table"][token, columns], math.sqrt(width)).reshape(shape)
+    projected = linear(embedded, params["ple_proj"][columns]) * config.hidden_size**-0.5
+    return (norm(projected.reshape(shape), params["ple_norm"], config) + looked_up) * 2.0**-0.5
 
 
 def _project(
@@ -180,10 +193,10 @@ def _project(
     heads = linear(x, p["qkv_proj"]).reshape(x.shape[0], -1, layer.head_dim)
     q, k = heads[:, :n], heads[:, n : n + k_heads]
     v = k if layer.k_eq_v else heads[:, n + k_heads :]  # V is the raw projection: before k's norm and rotation
-    q = rotate(_norm32(q, p["q_norm"], config), cos_sin).astype(x.dtype)
+    q = rotate(norm(q, p["q_norm"], config), cos_sin)
     if not layer.owns_kv:
         return q, k, v
-    k = rotate(_norm32(k, p["k_norm"], config), cos_sin).astype(x.dtype)
+    k = rotate(norm(k, p["k_norm"], config), cos_sin)
     return q, k, norm(v, None, config) if config.family == "gemma4" else v
 
 
@@ -202,7 +215,7 @@ def _finish_layer(
     if ple is not None:
         gated = jax.nn.gelu(linear(h, p["ple_gate"]), approximate=True) * ple
         h = h + norm(linear(gated, p["ple_out"]), p["ple_post_norm"], config)
-    return h * p["layer_scalar"].astype(h.dtype) if config.family == "gemma4" else h
+    return h * p["layer_scalar"] if config.family == "gemma4" else h
 
 
 def _feed_forward(p: Mapping[str, Array], x: Array) -> Array:

@@ -16,20 +16,20 @@ from onechip.kernels.grouped_matmul import grouped_matmul
 
 
 def mixture(p: Mapping[str, Array], config: ModelConfig, residual: Array, x: Array) -> Array:
-    """Experts' weighted outputs [T, D] for normed inputs x [T, D], routed by the residual stream [T, D]."""
+    """Experts' weighted outputs, float32 [T, D], for normed inputs x [T, D], routed by the residual stream [T, D]."""
     moe = config.moe
     assert moe is not None
     share, expert = _route(p, config, residual)
     flat = expert.reshape(-1)
     order = jnp.argsort(flat)
     sizes = jnp.bincount(flat, length=moe.experts).astype(jnp.int32)
-    sorted_x = x[order // moe.top_k]
+    sorted_x = x[order // moe.top_k].astype(p["experts_gate_up"].dtype)
     gate, up = jnp.split(grouped_matmul(sorted_x, p["experts_gate_up"], sizes), 2, axis=-1)
     hidden = jax.nn.gelu(gate, approximate=True) * up
-    out = grouped_matmul(hidden, p["experts_down"], sizes)
+    out = grouped_matmul(hidden.astype(sorted_x.dtype), p["experts_down"], sizes)
     unsorted = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
     per_choice = unsorted.reshape(x.shape[0], moe.top_k, -1)
-    return jnp.einsum("tkd,tk->td", per_choice.astype(jnp.float32), share).astype(x.dtype)
+    return jnp.einsum("tkd,tk->td", per_choice, share, precision=lax.Precision.HIGHEST)
 
 
 def _route(p: Mapping[str, Array], config: ModelConfig, residual: Array) -> tuple[Array, Array]:
