@@ -167,6 +167,7 @@ def generate(
     **flags: Any,
 ) -> int:
     """Continue PROMPT and print the text."""
+    from onechip.engine.progress import shown
     from onechip.llm import LLM
     from onechip.request import SamplingParams
 
@@ -180,7 +181,9 @@ def generate(
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    done = LLM(model, **flags).generate([prompt], params)[0]
+    with shown() as report:
+        llm = LLM(model, report=report, **flags)
+    done = llm.generate([prompt], params)[0]
     if as_json:
         print_json(
             {

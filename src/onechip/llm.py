@@ -3,6 +3,7 @@
 Texts are tokenised and detokenised here; the engine sees ids. One `LLM` is for one thread.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -15,7 +16,8 @@ from onechip.chat.template import choose
 from onechip.chat.tokenizer import Tokenizer, load_tokenizer
 from onechip.checkpoint.source import default_cache_dir, open_checkpoint
 from onechip.config import EngineConfig
-from onechip.engine.build import Reporter, build_from
+from onechip.engine.build import build_from
+from onechip.engine.progress import Reporter
 from onechip.engine.runner import DeviceRunner
 from onechip.engine.validate import check_prompt, prepare
 from onechip.errors import ConfigError, OnechipError
@@ -95,17 +97,21 @@ class LLM:
         check_prompt(tuple(token_ids), vocab_size=info.vocab_size)
         sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0, seed=0)
         hidden: list[np.ndarray] = []
-        # One token predicts nothing within the prompt; a second one, which it cannot see, makes it a position.
-        ids = (*token_ids, token_ids[0]) if len(token_ids) == 1 else token_ids
+        # The engine scores the positions that predict a prompt token: one more token, never seen, makes the last one so.
+        ids = (*token_ids, token_ids[0])
         key = f"llm-{next(self._ids)}"
         (request,) = prepare(key, ids, sampling, info, self.config.eos_ids)
         self.engine.submit(request)
-        last = None
-        while self.engine.has_work:
+        last, wanted = None, len(token_ids)
+        while wanted > 0:
             self.engine.step()
             if self.engine.flying and self.engine.flying[-1] is not last:
                 last = self.engine.flying[-1]
                 hidden.append(np.asarray(last.out.hidden[: last.plan.tokens]))
+                wanted -= len(hidden[-1])
+        self.engine.abort(key)
+        while self.engine.has_work:
+            self.engine.step()
         return runner.logits(np.concatenate(hidden))[: len(token_ids)]
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -123,18 +129,17 @@ class LLM:
 
     def _run(self, requests: list[Request]) -> list[Completion]:
         answers = {request.id: _Answer(request, self.tokenizer) for request in requests}
-        submitted: list[str] = []
+        engine, unsent = self.engine, deque(requests)
         try:
-            for request in requests:
-                self.engine.submit(request)
-                submitted.append(request.id)
-            while self.engine.has_work:
-                for event in self.engine.step():
+            while unsent or engine.has_work:
+                while unsent and len(engine.scheduler.waiting) < engine.max_waiting:
+                    engine.submit(unsent.popleft())
+                for event in engine.step():
                     if answers[event.request_id].push(event):
-                        self.engine.abort(event.request_id)
+                        engine.abort(event.request_id)
         finally:
-            for key in submitted:  # nothing to do unless an error or Ctrl-C ended the loop
-                self.engine.abort(key)
+            for request in requests:  # nothing to do unless an error or Ctrl-C ended the loop
+                engine.abort(request.id)
         return [answers[request.id].completion() for request in requests]
 
 

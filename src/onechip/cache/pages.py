@@ -137,6 +137,6 @@ class PageTable:
 def peak_pages(tokens: int, chunk: int, window: int | None, page_size: int) -> int:
     """The most pages a sequence of `tokens` holds at once in a pool of that window."""
     if window is not None:
-        # The window before a chunk's first query and the chunk itself; both ends may fall inside a page.
-        tokens = min(tokens, window - 1 + chunk + 2 * page_size - 2)
+        # The window before a chunk's first query and the chunk itself, begun at the last slot of a page.
+        tokens = min(tokens, window - 1 + chunk + page_size - 1)
     return -(-tokens // page_size)

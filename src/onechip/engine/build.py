@@ -6,9 +6,10 @@ read, and nothing is called ready before it has produced a token.
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,18 @@ from onechip.config import DTypeName, EngineConfig, ModelConfig
 from onechip.engine.buckets import BucketTable, bucket_table
 from onechip.engine.loop import Engine, run_until_idle
 from onechip.engine.memory import MemoryPlan, device_memory, plan_memory
+from onechip.engine.progress import Reporter
 from onechip.engine.runner import DeviceRunner, Shapes
 from onechip.engine.scheduler import Scheduler
 from onechip.errors import ConfigError
-from onechip.model.load import Progress, load_params, param_bytes, random_params
+from onechip.model.load import load_params, param_bytes, random_params, shapes_of
+from onechip.model.params import check_tensors
 from onechip.model.spec import model_config
 from onechip.request import EngineInfo, Request, SamplingParams
 
 log = logging.getLogger("onechip.engine")
 
 DEFAULT_MODEL_LEN = 8192  # tables and logs say so; longer contexts are one flag away
-
-
-@dataclass
-class Reporter:
-    """Where start-up tells what it does: bytes loaded, programs compiled. The defaults are silent."""
-
-    loading: Progress | None = None
-    compiling: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,14 +60,17 @@ def build_from(
     _enable_compile_cache(config)
     choices = choose(spec, config, device)
     plan = _plan(spec, config, choices, device)
+    if not config.random_weights:
+        check_tensors(spec, shapes_of(checkpoint), checkpoint.source)
     log.info("%s", _summary(checkpoint, spec, choices, plan, device))
     pages = PageTable(config.page_size, plan.shapes)
     started = time.monotonic()
     params = _load(checkpoint, spec, config, choices.dtype, device, report)
     loaded = time.monotonic()
+    log.info("weights loaded in %.1f s", loaded - started)
     runner = DeviceRunner(_shapes(spec, config, choices), choices.table, params, pages, device)
     if config.precompile:
-        runner.compile(report.compiling)
+        _compile(runner, report)
     compiled = time.monotonic()
     info = EngineInfo(
         vocab_size=spec.vocab_size,
@@ -152,6 +150,22 @@ def _load(
     return load_params(checkpoint, spec, dtype, device, report.loading)
 
 
+def _compile(runner: DeviceRunner, report: Reporter) -> None:
+    started, compiled, cached = time.monotonic(), compile_count(), cache_hits()
+    total, done = len(runner.table.buckets), count()
+
+    def progress(what: str) -> None:
+        if report.compiling is not None:
+            report.compiling(next(done), total, what)
+
+    runner.compile(progress)
+    if report.compiling is not None:
+        report.compiling(total, total, "")
+    cached, compiled = cache_hits() - cached, compile_count() - compiled
+    seconds = time.monotonic() - started
+    log.info("%d programs in %.1f s, %d of them from the compile cache", compiled, seconds, cached)
+
+
 def _warm(
     runner: DeviceRunner, scheduler: Scheduler, info: EngineInfo, config: EngineConfig
 ) -> Engine:
@@ -161,9 +175,8 @@ def _warm(
     sampling = SamplingParams(max_tokens=2, temperature=0.0, seed=0)
     engine.submit(Request("warm-up", (0,), sampling))
     run_until_idle(engine)
-    ready = EngineInfo(
-        **{**_as_dict(info), "first_token_seconds": time.monotonic() - started}
-    )
+    ready = replace(info, first_token_seconds=time.monotonic() - started)
+    log.info("first token after %.2f s", ready.first_token_seconds)
     before = compile_count()
     return Engine(
         runner,
@@ -172,10 +185,6 @@ def _warm(
         max_waiting=config.max_waiting,
         compiles=lambda: compile_count() - before,
     )
-
-
-def _as_dict(info: EngineInfo) -> dict[str, Any]:
-    return {name: getattr(info, name) for name in info.__dataclass_fields__}
 
 
 def _enable_compile_cache(config: EngineConfig) -> None:
@@ -201,17 +210,22 @@ def _summary(
 
 def compile_count() -> int:
     """Programs this process has compiled, or fetched from the persistent cache, so far."""
-    return len(_compiles())
+    return _events()["/jax/core/compile/backend_compile_duration"]
+
+
+def cache_hits() -> int:
+    """How many of them came from the persistent cache."""
+    return _events()["/jax/compilation_cache/cache_hits"]
 
 
 @cache
-def _compiles() -> list[str]:
-    """A list that jax's own monitoring appends to, registered once a process."""
-    seen: list[str] = []
+def _events() -> Counter[str]:
+    """Counts of jax's own monitoring events, registered once a process."""
+    seen: Counter[str] = Counter()
 
-    def listen(event: str, _seconds: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(event)
+    def listen(event: str, *_seconds: float, **_: Any) -> None:
+        seen[event] += 1
 
+    jax.monitoring.register_event_listener(listen)
     jax.monitoring.register_event_duration_secs_listener(listen)
     return seen

@@ -61,8 +61,9 @@ def plan_memory(
     room = int(memory * (1 - _MARGIN)) - _ACTIVATIONS - weight_bytes
     if room <= 0:
         raise DoesNotFit(
-            f"the weights take {weight_bytes / 1e9:.2f} GB, the device has {memory / 1e9:.2f} GB "
-            f"({room / 1e9:.2f} GB left for K/V); choose a smaller model or --dtype bfloat16"
+            f"the weights take {weight_bytes / 1e9:.2f} GB, the device has {memory / 1e9:.2f} GB and "
+            f"{(memory - weight_bytes - room) / 1e9:.2f} GB of that are kept for programs and activations; "
+            "choose a smaller model or a narrower --dtype"
         )
     page = engine.page_size
     if page < 1 or page & (page - 1):

@@ -23,6 +23,7 @@ import zmq
 
 from onechip.config import EngineConfig
 from onechip.engine import wire
+from onechip.engine.progress import log_to_stderr, shown
 from onechip.errors import OnechipError, StartupError
 from onechip.request import EngineInfo, EngineStats, Event, Request
 
@@ -190,7 +191,7 @@ def watch_parent() -> None:
 def main(build: Build, endpoint: str) -> int:
     """Entry of the process. Ctrl-C goes to the whole terminal group: the parent decides when we stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    log_to_stderr()
     watch_parent()
     return run(endpoint, build)
 
@@ -198,4 +199,8 @@ def main(build: Build, endpoint: str) -> int:
 if __name__ == "__main__":
     from onechip.engine.build import build_engine
 
-    sys.exit(main(build_engine, sys.argv[1]))
+    def build(model: str, config: EngineConfig) -> EngineLike:
+        with shown() as report:
+            return build_engine(model, config, report)
+
+    sys.exit(main(build, sys.argv[1]))

@@ -107,7 +107,7 @@ class Scheduler:
         admitted: list[Sequence] = []
         left = min(left, self.chunk)
         for sequence in list(self._prefilling()):
-            if left <= 0 or sequence.wants_prompt_logprobs:
+            if left <= 0 or sequence.slot is None or sequence.wants_prompt_logprobs:
                 continue
             if (row := self._chunk(sequence, left)) is not None:
                 rows.append(row)

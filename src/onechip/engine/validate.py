@@ -111,6 +111,7 @@ def prepare(
     max_tokens = fit_context(len(prompt_ids), params, info.max_model_len, prompt_param)
     seed = secrets.randbits(63) if params.seed is None else params.seed
     stop_ids = stop_ids_of(params, eos_ids)
+    _check_something_is_left(params, stop_ids)
     top_k = 0 if params.top_k == -1 or params.top_k >= info.vocab_size else params.top_k
     ids = tuple(prompt_ids)
     return tuple(
@@ -133,6 +134,7 @@ def check_request(request: Request, info: EngineInfo) -> None:
     check_ids("stop_token_ids", request.stop_ids, info.vocab_size)
     if len(request.stop_ids) > MAX_STOP_IDS:
         raise _bad("stop_token_ids", len(request.stop_ids), f"at most {MAX_STOP_IDS} stop ids")
+    _check_something_is_left(request.sampling, request.stop_ids)
     fit_context(len(request.prompt_ids), request.sampling, info.max_model_len, "prompt")
 
 
@@ -179,6 +181,17 @@ def derive_seed(seed: int, choice: int) -> int:
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
     return (x ^ (x >> 31)) & MAX_SEED
+
+
+def _check_something_is_left(params: SamplingParams, stop_ids: Collection[int]) -> None:
+    """min_tokens bans the stop ids: among the allowed ids there must be another."""
+    allowed = params.allowed_token_ids
+    if params.min_tokens and allowed is not None and set(allowed) <= set(stop_ids):
+        raise InvalidRequest(
+            f"min_tokens is {params.min_tokens}, but all allowed_token_ids are stop ids: no token could be chosen; "
+            "allow another or leave min_tokens out",
+            param="min_tokens",
+        )
 
 
 def _check_float(name: str, value: object, low: float, high: float, closed: bool) -> None:

@@ -234,7 +234,7 @@ def _decode(q: Array, kv: KV, items: Items, scale: float) -> Array:
     count, heads, head_dim = q.shape
     kv_heads, _, page_size, _ = kv.k.shape
     group, compute = heads // kv_heads, _compute_dtype(kv)
-    grouped = q.reshape(count, kv_heads, group, head_dim).astype(compute)
+    grouped = q.reshape(count, kv_heads, group, head_dim).astype(compute).swapaxes(0, 1)
     offset = jnp.arange(items.pages.shape[1] * page_size)
 
     def round_(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -246,10 +246,12 @@ def _decode(q: Array, kv: KV, items: Items, scale: float) -> Array:
         position = first[:, None] + offset
         seen = ((position >= low[:, None]) & (position < high[:, None]))[None, :, None]
         keys, values = _load(kv, kv.k, pages, compute), _load(kv, kv.v, pages, compute)
-        score = scale * jnp.einsum(
-            "ckgh,kcsh->kcgs", grouped[jnp.minimum(row, count - 1)], keys,
+        queries = grouped[:, jnp.minimum(row, count - 1)]
+        # Keys come first, so that it is the few queries XLA's CPU compiler transposes for its matmul, not the keys.
+        score = lax.dot_general(
+            keys, queries, (((3,), (3,)), ((0, 1), (0, 1))),
             precision=_precision(compute), preferred_element_type=jnp.float32,
-        )  # fmt: skip
+        ).swapaxes(2, 3) * scale  # fmt: skip
         score = jnp.where(seen, score, _MASKED)
         member = row[None, :] == jnp.arange(count)[:, None]
         highest = jnp.where(member[None, :, :, None], score.max(-1)[:, None], _MASKED).max(2)

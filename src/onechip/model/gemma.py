@@ -164,7 +164,9 @@ def _work(config: ModelConfig, packed: Packed, page_size: int) -> dict[LayerKind
 def _ropes(config: ModelConfig, position: Array) -> dict[LayerKind, tuple[Array, Array]]:
     """(cos, sin) of each layer kind: within a kind, all layers share one rope and one head dim."""
     first = {layer.kind: layer for layer in reversed(config.layers)}
-    return {kind: angles(layer.rope, layer.head_dim, position) for kind, layer in first.items()}
+    tables = {kind: angles(layer.rope, layer.head_dim, position) for kind, layer in first.items()}
+    # XLA would fuse the sines into every layer's rotation and compute them anew there.
+    return lax.optimization_barrier(tables)
 
 
 def _per_layer_inputs(

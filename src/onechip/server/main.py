@@ -27,6 +27,7 @@ from onechip.checkpoint.base import Checkpoint
 from onechip.checkpoint.source import default_cache_dir, open_checkpoint
 from onechip.config import EngineConfig, ServerConfig
 from onechip.engine.client import ENGINE_COMMAND, RemoteEngine
+from onechip.engine.progress import log_to_stderr
 from onechip.errors import CheckpointError, EngineDead, StartupError
 from onechip.model.spec import model_config
 from onechip.request import EngineInfo
@@ -61,7 +62,7 @@ def serve(
     """Serve until told to stop; returns the exit status. Raises StartupError for what the user can mend. `command`
     starts the engine process.
     """
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    log_to_stderr()
     sock = listen(server_config.host, server_config.port)
     checkpoint = open_checkpoint(model, random_weights=engine_config.random_weights)
 
@@ -70,8 +71,10 @@ def serve(
         engine = await RemoteEngine.start(model, engine_config, command)
         try:
             with _signals(stopping.ask):
-                app = await asyncio.to_thread(build_app, engine, checkpoint, model, server_config)
-                return await run_server(app, engine, sock, stopping)
+                app, note = await asyncio.to_thread(
+                    build_app, engine, checkpoint, model, server_config
+                )
+                return await run_server(app, engine, sock, stopping, note)
         finally:
             await engine.close()
 
@@ -80,8 +83,11 @@ def serve(
 
 def build_app(
     engine: RemoteEngine, checkpoint: Checkpoint, model: str, config: ServerConfig
-) -> Starlette:
-    """The application for a checkpoint: its tokenizer, its template (or a built-in one) and its defaults."""
+) -> tuple[Starlette, str]:
+    """The application for a checkpoint: its tokenizer, its template (or a built-in one) and its defaults.
+
+    Also a note on the template, which is not logged at once: if the engine cannot start, that is all there is to say.
+    """
     facts = model_config(checkpoint.config)
     tokenizer = load_tokenizer(checkpoint, default_cache_dir())
     if tokenizer is None:
@@ -94,21 +100,21 @@ def build_app(
         origin=checkpoint.source,
         empty_thought=facts.ple_dim == 0,  # the models without per-layer inputs are the large ones
     )
-    if chosen is None:
-        log.info("no chat template: /v1/chat/completions is refused")
-    else:
-        log.info("chat template: %s, sha256 %s", chosen.origin, chosen.sha256[:12])
+    note = "no chat template: /v1/chat/completions is refused"
+    if chosen is not None:
+        note = f"chat template: {chosen.origin}, sha256 {chosen.sha256[:12]}"
     eos_ids = tuple(dict.fromkeys(facts.eos_ids + tokenizer.eos_ids))
-    return create_app(
+    app = create_app(
         engine, tokenizer, chosen, config, model, eos_ids, checkpoint.generation_config
     )
+    return app, note
 
 
 async def run_server(
-    app: Starlette, engine: RemoteEngine, sock: socket.socket, stopping: Stopping
+    app: Starlette, engine: RemoteEngine, sock: socket.socket, stopping: Stopping, note: str = ""
 ) -> int:
     """Serve `app` on a listening socket until asked to stop (0) or the engine's death (1); raises StartupError if the
-    engine cannot be built.
+    engine cannot be built. `note` is logged when it is ready.
     """
     server = Server(_uvicorn_config(app))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -117,6 +123,8 @@ async def run_server(
     asked = asyncio.create_task(stopping.asked.wait())
     await asyncio.wait({serving, ready, died, asked}, return_when=asyncio.FIRST_COMPLETED)
     if ready.done() and ready.exception() is None:
+        if note:
+            log.info("%s", note)
         _announce(ready.result(), sock)
         await asyncio.wait({serving, died, asked}, return_when=asyncio.FIRST_COMPLETED)
     dead = engine.died.is_set()
