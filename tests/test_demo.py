@@ -31,7 +31,9 @@ NAMES = [case["prompt"][:24] for case in CASES]
 STEPS = 48
 TOP = 5
 TIE = 0.01  # nats between best and second under which the order is a matter of rounding
-EXACT = 2e-3  # nats: the reference's file is rounded to 1e-5, float32 sums in another order do the rest
+EXACT = (
+    2e-3  # nats: the reference's file is rounded to 1e-5, float32 sums in another order do the rest
+)
 # bfloat16 keeps 8 bits: weights and activations move each log probability by some percent of a nat.
 BF16_MEAN = 0.06
 BF16_TOP1 = 0.93

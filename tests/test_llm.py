@@ -14,19 +14,25 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tests.fake_runner import Outcome, gather
+from tests.tiny_model import VOCAB, write_tiny
 
 from onechip import LLM, SamplingParams
 from onechip.engine.buckets import Bucket, BucketTable
 from onechip.engine.loop import run_until_idle
 from onechip.engine.runner import DeviceRunner
 from onechip.engine.validate import prepare
-from onechip.errors import ConfigError, InvalidRequest
+from onechip.errors import ConfigError, InvalidRequest, OnechipError
 from onechip.llm import Completion
-from tests.fake_runner import Outcome, gather
-from tests.tiny_model import VOCAB, write_tiny
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
-FAMILIES = ("gemma3-mini", "gemma4-e2b-mini", "gemma4-e4b-mini", "gemma4-31b-mini", "gemma4-26b-a4b-mini")
+FAMILIES = (
+    "gemma3-mini",
+    "gemma4-e2b-mini",
+    "gemma4-e4b-mini",
+    "gemma4-31b-mini",
+    "gemma4-26b-a4b-mini",
+)
 CHUNK = 160  # whole: longer than any golden prompt
 PROMPTS = ("", "batch_1/", "batch_2/", "batch_3/")
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -146,7 +152,9 @@ def mixed_requests(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
         {"temperature": 0.8, "min_p": 0.02, "logit_bias": {5: 3.0, 9: -4.0}, "min_tokens": 4},
     ]
     params = [
-        SamplingParams(max_tokens=4 + i % 17, seed=1000 + i, ignore_eos=True, **kinds[i % len(kinds)])
+        SamplingParams(
+            max_tokens=4 + i % 17, seed=1000 + i, ignore_eos=True, **kinds[i % len(kinds)]
+        )
         for i in range(count)
     ]
     return prompts, params
@@ -328,7 +336,12 @@ A, B = 200, 300
 
 
 def biased(zero: LLM, prompt: Sequence[int] = (5,), bias: Any = None, **values: Any) -> list[int]:
-    params = {"max_tokens": 9, "temperature": 0.0, "logit_bias": bias or {A: 50.0, B: 49.0}, **values}
+    params = {
+        "max_tokens": 9,
+        "temperature": 0.0,
+        "logit_bias": bias or {A: 50.0, B: 49.0},
+        **values,
+    }
     (answer,) = zero.generate([list(prompt)], SamplingParams(**params))
     return list(answer.token_ids)
 
@@ -398,7 +411,9 @@ def test_min_tokens_holds_every_stop_id_back(zero: LLM, prompt: int):
 
 
 def test_only_allowed_ids_come(zero: LLM):
-    params = SamplingParams(max_tokens=60, seed=1, allowed_token_ids=(9, 31, 32, 511), ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=60, seed=1, allowed_token_ids=(9, 31, 32, 511), ignore_eos=True
+    )
     (answer,) = zero.generate([[5]], params)
     assert set(answer.token_ids) == {9, 31, 32, 511}
 
@@ -449,11 +464,20 @@ def test_a_request_that_is_not_finite_fails_alone(llm: LLM, place: str):
     assert [tuple(one.tokens) for one in found] == expected
 
 
+def test_a_failed_call_does_not_disturb_the_next(llm: LLM):
+    params = replace(GREEDY, max_tokens=8)
+    expected = llm.generate([[5, 6]], params)
+    with parameters(llm, poison), pytest.raises(OnechipError, match="not finite"):
+        llm.generate([[4] * 20, [7, BAD], [8]], params)
+    llm.engine.check_idle()
+    assert llm.generate([[5, 6]], params) == expected
+
+
 # The surface.
 
 
 def test_more_prompts_than_the_queue_holds_are_worked_off(llm: LLM):
-    llm.engine.max_waiting, before = 3, llm.engine.max_waiting
+    before, llm.engine.max_waiting = llm.engine.max_waiting, 3
     try:
         answers = llm.generate([[5 + i] for i in range(50)], replace(GREEDY, max_tokens=2))
     finally:

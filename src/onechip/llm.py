@@ -4,7 +4,7 @@ Texts are tokenised and detokenised here; the engine sees ids. One `LLM` is for 
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -49,7 +49,8 @@ class LLM:
         if unknown:
             known = ", ".join(EngineConfig.__dataclass_fields__)
             raise ConfigError(f"unknown keyword {', '.join(sorted(unknown))}; LLM takes {known}")
-        config = EngineConfig(**{"precompile": False, **flags})
+        flags.setdefault("precompile", False)
+        config = EngineConfig(**flags)
         checkpoint = open_checkpoint(model, random_weights=config.random_weights)
         self.config = model_config(checkpoint.config)
         self.engine = build_from(checkpoint, self.config, config, report or Reporter())
@@ -58,15 +59,23 @@ class LLM:
         self._ids = count()
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
         """Complete every prompt, all in one batch; in order, n completions each. Texts get one BOS.
 
         Raises InvalidRequest for a bad value and, if the engine fails a request, its error.
         """
-        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, Sequence) else params
+        each = (
+            [params or SamplingParams()] * len(prompts)
+            if not isinstance(params, Sequence)
+            else params
+        )
         if len(each) != len(prompts):
-            raise ConfigError(f"{len(prompts)} prompts but {len(each)} SamplingParams; give one for each")
+            raise ConfigError(
+                f"{len(prompts)} prompts but {len(each)} SamplingParams; give one for each"
+            )
         requests: list[Request] = []
         for prompt, one in zip(prompts, each, strict=True):
             ids = self._encode(prompt)
@@ -75,7 +84,10 @@ class LLM:
         return self._run(requests)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        **variables: Any,
     ) -> Completion:
         """Answer a conversation through the checkpoint's chat template. max_tokens None: to the end of the context."""
         tokenizer = self._require_tokenizer()
@@ -102,16 +114,14 @@ class LLM:
         key = f"llm-{next(self._ids)}"
         (request,) = prepare(key, ids, sampling, info, self.config.eos_ids)
         self.engine.submit(request)
-        last, wanted = None, len(token_ids)
+        launched, wanted = self.engine.steps, len(token_ids)
         while wanted > 0:
             self.engine.step()
-            if self.engine.flying and self.engine.flying[-1] is not last:
-                last = self.engine.flying[-1]
+            if self.engine.steps > launched:
+                launched, last = self.engine.steps, self.engine.flying[-1]
                 hidden.append(np.asarray(last.out.hidden[: last.plan.tokens]))
                 wanted -= len(hidden[-1])
-        self.engine.abort(key)
-        while self.engine.has_work:
-            self.engine.step()
+        self._cancel([key])
         return runner.logits(np.concatenate(hidden))[: len(token_ids)]
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -127,6 +137,13 @@ class LLM:
             )
         return self.tokenizer
 
+    def _cancel(self, keys: Iterable[str]) -> None:
+        """Abort requests and let their steps land: the next call must not meet their events."""
+        for key in keys:
+            self.engine.abort(key)
+        while self.engine.has_work:
+            self.engine.step()
+
     def _run(self, requests: list[Request]) -> list[Completion]:
         answers = {request.id: _Answer(request, self.tokenizer) for request in requests}
         engine, unsent = self.engine, deque(requests)
@@ -137,9 +154,8 @@ class LLM:
                 for event in engine.step():
                     if answers[event.request_id].push(event):
                         engine.abort(event.request_id)
-        finally:
-            for request in requests:  # nothing to do unless an error or Ctrl-C ended the loop
-                engine.abort(request.id)
+        finally:  # nothing to do unless an error or Ctrl-C ended the loop
+            self._cancel(request.id for request in requests)
         return [answers[request.id].completion() for request in requests]
 
 
@@ -148,7 +164,9 @@ class _Answer:
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None):
         if tokenizer is None and request.sampling.stop:
-            raise ConfigError("stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids")
+            raise ConfigError(
+                "stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids"
+            )
         self.output = None if tokenizer is None else ChoiceOutput(tokenizer, request.sampling)
         self.text: list[str] = []
         self.tokens: list[int] = []
@@ -159,7 +177,9 @@ class _Answer:
     def push(self, event: Event) -> bool:
         """Take an event; True when a stop string has ended the text and the engine need not go on."""
         if event.finish == "error":
-            raise OnechipError(event.error or "the engine failed the request", code=event.error_code)
+            raise OnechipError(
+                event.error or "the engine failed the request", code=event.error_code
+            )
         if self.finish is not None:
             return False  # tokens after a stop string, or the end of the abort it caused
         self.prompt = self.prompt or event.prompt_logprobs

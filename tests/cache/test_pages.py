@@ -116,7 +116,9 @@ def test_no_chunking_exceeds_the_peak(page_size: int, window: int, chunk: int, p
 def test_some_chunking_reaches_the_peak(page_size: int, window: int, chunk: int):
     """A looser bound would cost each sequence a page, and every program a table column."""
     most = 0
-    for first in range(1, page_size + 1):  # the first parts decide where in a page the later chunks begin
+    for first in range(
+        1, page_size + 1
+    ):  # the first parts decide where in a page the later chunks begin
         pages, start = table(page_size, window, full=400, sliding=400), 0
         for part in [1] * first + [chunk] * (2 * (window + page_size)):
             assert pages.grow("a", start, start + part)

@@ -32,6 +32,7 @@ def streamed(tokens: list[int], sizes: list[int], skip: bool = True) -> list[str
 @given(ids | utf8, st.lists(st.integers(0, 5)), st.booleans())
 def test_deltas_add_up_to_the_whole(tokens: list[int], sizes: list[int], skip: bool):
     assert "".join(streamed(tokens, sizes, skip)) == joined(tokens, skip)
+    assert TOKENIZER.decode(tokens, skip_special=skip) == joined(tokens, skip)
 
 
 @given(st.text(max_size=30), st.lists(st.integers(0, 3)))

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.fake_runner import FakeRunner, Outcome, expected, fake_engine, gather, request
 
 from onechip.engine.loop import Engine, run_until_idle
 from onechip.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from onechip.request import Event, Request
-from tests.fake_runner import FakeRunner, Outcome, expected, fake_engine, gather, request
 
 
 def finish(engine: Engine, *requests: Request) -> dict[str, Outcome]:

@@ -57,7 +57,9 @@ class PageTable:
     def __init__(self, page_size: int, shapes: Mapping[LayerKind, PoolShape]):
         self.page_size = page_size
         self.shapes = dict(shapes)
-        self.pools = {kind: PagePool(shape.pages) for kind, shape in shapes.items()}
+        self.pools: dict[LayerKind, PagePool] = {
+            kind: PagePool(shape.pages) for kind, shape in shapes.items()
+        }
         self.held: dict[str, dict[LayerKind, Held]] = {}
 
     def grow(self, key: str, start: int, stop: int) -> bool:
@@ -65,9 +67,11 @@ class PageTable:
 
         False, with nothing changed but pages behind the window returned, when a pool has too few.
         """
-        mine = self.held.setdefault(key, {kind: Held() for kind in self.pools})
+        mine = self.held.setdefault(key, self._none())
         self.trim(key, start)
-        wanted = {kind: self._missing(mine[kind], stop) for kind in self.pools}
+        wanted: dict[LayerKind, int] = {
+            kind: self._missing(held, stop) for kind, held in mine.items()
+        }
         if any(count > len(self.pools[kind].free) for kind, count in wanted.items()):
             return False
         for kind, count in wanted.items():
@@ -126,6 +130,9 @@ class PageTable:
         for kind, pool in self.pools.items():
             held = [page for rows in self.held.values() for page in rows[kind].pages]
             assert sorted(held + pool.free) == list(range(1, pool.count)), kind
+
+    def _none(self) -> dict[LayerKind, Held]:
+        return {kind: Held() for kind in self.pools}
 
     def _missing(self, held: Held, stop: int) -> int:
         return max(0, self.pages(stop) - held.first - len(held.pages))

@@ -65,8 +65,9 @@ class ChatTemplate:
         self.origin = origin
         self.sha256 = hashlib.sha256(source.encode()).hexdigest()
         self._tokenizer = tokenizer
-        self._controls = {tokenizer.piece_bytes(i).decode(): i for i in tokenizer.special_ids}
-        self._guard = Guard(list(self._controls))
+        controls = [tokenizer.piece_bytes(i).decode() for i in sorted(tokenizer.special_ids)]
+        self._guard = Guard(controls)
+        self._thinks = "<channel|>" in controls
         self._fixed = {
             "bos_token": tokenizer.piece_bytes(tokenizer.bos_id).decode(),
             "eos_token": "<eos>",
@@ -123,16 +124,15 @@ class ChatTemplate:
 
     def _encode(self, text: str, mark: str) -> Iterator[int]:
         """Control tokens by name, and everything between them as ordinary text without the private character."""
-        done = 0
-        for start, end in self._guard.find_controls(text):
-            yield from self._tokenizer.encode(text[done:start].replace(mark, ""))
-            yield self._controls[text[start:end]]
-            done = end
-        yield from self._tokenizer.encode(text[done:].replace(mark, ""))
+        for part in self._tokenizer.split_controls(text):
+            if isinstance(part, str):
+                yield from self._tokenizer.encode(part.replace(mark, ""))
+            else:
+                yield part
 
     def _without_thoughts(self, message: Message) -> Message:
         """Drop channel blocks from earlier answers, as Gemma 4's templates do: guarded text hides them from these."""
-        if message["role"] != "assistant" or "<channel|>" not in self._controls:
+        if message["role"] != "assistant" or not self._thinks:
             return message
         kept = re.sub(r"<\|channel>.*?(<channel\|>|\Z)", "", message["content"], flags=re.DOTALL)
         return message | {"content": kept.replace("<channel|>", "")}
@@ -142,8 +142,6 @@ class Guard:
     """Keeps control tokens from forming in, or out of, message text. `controls`: their spellings."""
 
     def __init__(self, controls: Sequence[str]):
-        self._controls = frozenset(controls)
-        self._lengths = sorted({len(control) for control in controls}, reverse=True)
         firsts = re.escape("".join(sorted({control[0] for control in controls})))
         lasts = re.escape("".join(sorted({control[-1] for control in controls})))
         self._first = re.compile(f"[{firsts}]")
@@ -152,19 +150,6 @@ class Guard:
 
     def apply(self, messages: list[Message], mark: str) -> list[Message]:
         return [self._value(message, mark) for message in messages]
-
-    def find_controls(self, text: str) -> Iterator[tuple[int, int]]:
-        """Start and end of each control token, left to right, the longest at a place."""
-        done = 0
-        for match in self._first.finditer(text):
-            start = match.start()
-            if start < done:
-                continue
-            for length in self._lengths:
-                if text[start : start + length] in self._controls:
-                    done = start + length
-                    yield start, done
-                    break
 
     def _value(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):

@@ -80,6 +80,7 @@ class Tokenizer:
         self._special = {token.content: index for index, token in added.items() if token.special}
         self.special_ids = frozenset(self._special.values())
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._pieces: dict[int, bytes] = {}
         self._lengths = sorted({len(piece) for piece in self._special}, reverse=True)
         self._openers = re.compile(_any_of(piece[0] for piece in self._special if piece))
 
@@ -92,14 +93,14 @@ class Tokenizer:
         if not control:
             return self._encode_plain(text)
         ids: list[int] = []
-        for part in self._split(text):
+        for part in self.split_controls(text):
             ids.extend(self._encode_plain(part) if isinstance(part, str) else (part,))
         return ids
 
     def _encode_plain(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids if text else []
 
-    def _split(self, text: str) -> Iterator[str | int]:
+    def split_controls(self, text: str) -> Iterator[str | int]:
         """`text` cut at its control pieces, which come as ids; the longest one at the earliest place wins."""
         done = 0
         for match in self._openers.finditer(text):
@@ -116,14 +117,27 @@ class Tokenizer:
         return next((piece for piece in pieces if piece in self._special), None)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing.
+
+        The same bytes by the same rule as `chat.detokenize`: a stream's deltas add up to this, broken characters too.
+        """
+        hidden = self.special_ids if skip_special else frozenset[int]()
+        return b"".join(map(self.piece_bytes, (i for i in ids if i not in hidden))).decode(
+            errors="replace"
+        )
 
     def piece_bytes(self, token_id: int) -> bytes:
         """The bytes that one id stands for: of a byte piece that byte, of a special piece its text.
 
-        An id beyond the vocabulary, as padded embedding tables have, stands for nothing.
+        An id beyond the vocabulary, as padded embedding tables have, stands for nothing. Remembered, because every
+        generated token asks.
         """
+        found = self._pieces.get(token_id)
+        if found is None:
+            found = self._pieces[token_id] = self._bytes_of(token_id)
+        return found
+
+    def _bytes_of(self, token_id: int) -> bytes:
         piece = self._backend.id_to_token(token_id)
         if piece is None:
             return b""

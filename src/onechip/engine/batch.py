@@ -42,7 +42,7 @@ class BatchLayout:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         tokens, rows = self.bucket.tokens, self.bucket.rows
-        per_row = {name: (rows,) for name in _ROW_INTS + _ROW_FLOATS}
+        per_row = dict.fromkeys(_ROW_INTS + _ROW_FLOATS, (rows,))
         return {
             "token": (tokens,),
             "row": (tokens,),
@@ -76,6 +76,8 @@ class BatchLayout:
         for name, shape in self.shapes.items():
             size = int(np.prod(shape))
             part = vector[start : start + size].reshape(shape)
-            fields[name] = lax.bitcast_convert_type(part, jnp.float32) if name in _ROW_FLOATS else part
+            fields[name] = (
+                lax.bitcast_convert_type(part, jnp.float32) if name in _ROW_FLOATS else part
+            )
             start += size
         return fields

@@ -61,8 +61,13 @@ def bucket_table(max_seqs: int, chunk_size: int | None, platform: str) -> Bucket
     decode = [Bucket(r, r) for r in rows]
     few = min(4, rows[-1])
     # A lone prompt should not pay for the logits of max_seqs rows; more than a few rows come with decodes anyway.
-    lone = [Bucket(t, few) for t in _ladder(min(64, _above(chunk, few)), _above(chunk, few), 4 if cpu else 8)]
-    full = [Bucket(_above(t, rows[-1]), rows[-1]) for t in ([128, chunk] if chunk > 128 else [chunk])]
+    lone = [
+        Bucket(t, few)
+        for t in _ladder(min(64, _above(chunk, few)), _above(chunk, few), 4 if cpu else 8)
+    ]
+    full = [
+        Bucket(_above(t, rows[-1]), rows[-1]) for t in ([128, chunk] if chunk > 128 else [chunk])
+    ]
     score = [Bucket(_above(chunk, few), few, score=True)]
     mixed = (lone if few < rows[-1] else []) + full
     return BucketTable(tuple(sorted({*decode, *mixed, *score})), chunk)

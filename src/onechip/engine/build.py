@@ -89,7 +89,7 @@ def build_from(
     return _warm(runner, scheduler, info, config)
 
 
-def choose(spec: ModelConfig, config: EngineConfig, device: jax.Device) -> Choices:
+def choose(spec: ModelConfig, config: EngineConfig, device: Any) -> Choices:
     """Resolve every `auto`. Raises ConfigError for flags that do not fit the model."""
     length = config.max_model_len or min(spec.max_positions, DEFAULT_MODEL_LEN)
     if not 2 <= length <= spec.max_positions:
@@ -101,7 +101,7 @@ def choose(spec: ModelConfig, config: EngineConfig, device: jax.Device) -> Choic
     return Choices(dtype, dtype if config.kv_dtype == "auto" else config.kv_dtype, length, table)
 
 
-def preferred_dtype(device: jax.Device) -> DTypeName:
+def preferred_dtype(device: Any) -> DTypeName:
     """bfloat16, but float16 on a GPU that has no bfloat16 (before compute capability 8.0; override with --dtype)."""
     capability = getattr(device, "compute_capability", None)
     if device.platform == "gpu" and capability is not None and float(capability) < 8.0:
@@ -109,9 +109,7 @@ def preferred_dtype(device: jax.Device) -> DTypeName:
     return "bfloat16"
 
 
-def _plan(
-    spec: ModelConfig, config: EngineConfig, choices: Choices, device: jax.Device
-) -> MemoryPlan:
+def _plan(spec: ModelConfig, config: EngineConfig, choices: Choices, device: Any) -> MemoryPlan:
     return plan_memory(
         spec,
         config,
@@ -142,7 +140,7 @@ def _load(
     spec: ModelConfig,
     config: EngineConfig,
     dtype: DTypeName,
-    device: jax.Device,
+    device: Any,
     report: Reporter,
 ) -> Any:
     if config.random_weights:
@@ -198,7 +196,7 @@ def _enable_compile_cache(config: EngineConfig) -> None:
 
 
 def _summary(
-    checkpoint: Checkpoint, spec: ModelConfig, choices: Choices, plan: MemoryPlan, device: jax.Device
+    checkpoint: Checkpoint, spec: ModelConfig, choices: Choices, plan: MemoryPlan, device: Any
 ) -> str:
     return (
         f"{checkpoint.source}: {spec.family}, {len(spec.layers)} layers, {choices.dtype} weights "

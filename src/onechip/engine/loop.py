@@ -128,7 +128,9 @@ class Engine:
         if result.token < 0:
             error = NumericalError("the model's logits are not finite for this request")
             code = error.code
-            self._end(sequence, Event(sequence.id, finish="error", error=error.message, error_code=code))
+            self._end(
+                sequence, Event(sequence.id, finish="error", error=error.message, error_code=code)
+            )
             return
         first = len(sequence.tokens) == sequence.prompt_len
         sequence.tokens.append(result.token)

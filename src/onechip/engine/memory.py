@@ -6,15 +6,16 @@ anything is loaded, when the weights or one sequence do not fit.
 
 import os
 from dataclasses import dataclass
-
-import jax
+from typing import Any
 
 from onechip.cache.pages import PoolShape, peak_pages
 from onechip.config import EngineConfig, LayerKind, ModelConfig
 from onechip.errors import ConfigError, DoesNotFit
 
 _MARGIN = 0.08  # of the memory: programs, activations, the runtime's own
-_ACTIVATIONS = 256 << 20  # a step's temporaries: logits of 64 rows over 262,144 ids and their copies
+_ACTIVATIONS = (
+    256 << 20
+)  # a step's temporaries: logits of 64 rows over 262,144 ids and their copies
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class MemoryPlan:
     memory: int
 
 
-def device_memory(device: jax.Device) -> int:
+def device_memory(device: Any) -> int:
     """Bytes usable on the device; on a CPU what the machine has free now."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
@@ -43,7 +44,9 @@ def _reclaimable() -> int:
             fields = dict(line.split(":", 1) for line in lines)
     except OSError:
         return 0
-    kilobytes = {name: int(fields.get(name, "0").split()[0]) for name in ("MemAvailable", "MemFree")}
+    kilobytes = {
+        name: int(fields.get(name, "0").split()[0]) for name in ("MemAvailable", "MemFree")
+    }
     return max(0, kilobytes["MemAvailable"] - kilobytes["MemFree"]) * 1024
 
 
@@ -68,7 +71,9 @@ def plan_memory(
     page = engine.page_size
     if page < 1 or page & (page - 1):
         raise ConfigError(f"page_size is {page}; it must be a power of two")
-    values = {kind: _values_a_token(config, kind) * kv_bytes_per_value for kind in ("full", "sliding")}
+    values = {
+        kind: _values_a_token(config, kind) * kv_bytes_per_value for kind in ("full", "sliding")
+    }
     window_pages = peak_pages(max_model_len, chunk, config.window, page) if config.window else 0
     sliding = engine.max_seqs * window_pages + 1
     most = engine.max_seqs * -(-max_model_len // page)
@@ -78,7 +83,7 @@ def plan_memory(
     else:
         full = min(most, left // max(1, page * values["full"]))
     if full * page * values["full"] > left or full < 1:
-        raise DoesNotFit(_shortage(room, left, full * page, values, engine.max_seqs))
+        raise DoesNotFit(_shortage(room, left, max(full, 1) * page, values, engine.max_seqs))
     shapes: dict[LayerKind, PoolShape] = {"full": PoolShape(full + 1, None)}
     if config.window is not None:
         shapes["sliding"] = PoolShape(sliding + 1, config.window)

@@ -93,6 +93,9 @@ def connect(endpoint: str) -> Generator[Socket]:
 def _serve(engine: EngineLike, socket: Socket) -> int:
     loop = _Loop(engine, socket)
     try:
+        _send(
+            socket, wire.Batch((), engine.stats())
+        )  # before the first request the gauges are true already
         _send(socket, wire.Ready(engine.info))
         while loop.turn():
             pass

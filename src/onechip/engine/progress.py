@@ -42,7 +42,9 @@ def shown() -> Generator[Reporter]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
-        console.show_cursor(True)  # rich hides it, and a process ended by a signal could not bring it back
+        console.show_cursor(
+            True
+        )  # rich hides it, and a process ended by a signal could not bring it back
         weights = bars.add_task("weights", visible=False, count="")
         programs = bars.add_task("programs", visible=False, count="")
 

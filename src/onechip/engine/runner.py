@@ -19,7 +19,7 @@ from onechip.engine import batch as flag
 from onechip.engine import state as slots
 from onechip.engine.batch import BatchLayout
 from onechip.engine.buckets import Bucket, BucketTable
-from onechip.engine.sequence import Plan, PlanRow, RowResult
+from onechip.engine.sequence import Plan, PlanRow, RowResult, Sequence
 from onechip.engine.step import StepOut, logits_block, score_block, step
 from onechip.kernels.attention import KV, storage_dtype
 from onechip.request import GREEDY_BELOW, Request, SamplingParams, TokenLogprobs
@@ -64,7 +64,7 @@ class DeviceRunner:
     """Runs plans on one jax device."""
 
     def __init__(
-        self, shapes: Shapes, table: BucketTable, params: Any, pages: PageTable, device: jax.Device
+        self, shapes: Shapes, table: BucketTable, params: Any, pages: PageTable, device: Any
     ):
         self.shapes, self.table, self.params, self.pages = shapes, table, params, pages
         self.device = device
@@ -125,7 +125,7 @@ class DeviceRunner:
         for sequence in plan.admitted:
             if row_flags(sequence.request.sampling) & ~(flag.SAMPLE | flag.DRAW | flag.LOGPROBS):
                 rows = slots.slot_rows(sequence.request, self.shapes.config.vocab_size)
-                self.state = self.helper("admit")(self.state, np.int32(sequence.slot), rows)
+                self.state = self.helper("admit")(self.state, np.int32(_slot(sequence)), rows)
         singles = plan.singles == len(plan.rows)
         bucket = self.table.pick(plan.tokens, len(plan.rows), singles, plan.score)
         vector = self._pack(plan, bucket)
@@ -174,8 +174,7 @@ class DeviceRunner:
 
     def _pack_row(self, fields: Mapping[str, np.ndarray], index: int, row: PlanRow) -> None:
         sequence, sampling = row.sequence, row.sequence.request.sampling
-        assert sequence.slot is not None
-        fields["slot"][index] = sequence.slot
+        fields["slot"][index] = _slot(sequence)
         fields["q_len"][index] = row.count
         fields["kv_len"][index] = row.start + row.count
         fields["prompt_len"][index] = sequence.prompt_len
@@ -189,9 +188,7 @@ class DeviceRunner:
         if flags & ~flag.SAMPLE:
             _pack_sampling(fields, index, sequence.prompt_len, sampling)
 
-    def _prompt_logprobs(
-        self, plan: Plan, out: StepOut
-    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+    def _prompt_logprobs(self, plan: Plan, out: StepOut) -> dict[int, tuple[TokenLogprobs, ...]]:
         """Log probabilities of the prompt tokens that this step's positions predict, by row index."""
         found: dict[int, tuple[TokenLogprobs, ...]] = {}
         at = 0
@@ -230,6 +227,11 @@ def empty_caches(shapes: Shapes, pages: PageTable, platform: str) -> tuple[KV, .
         geometry = (layer.kv_heads, layer.head_dim, count)
         caches.append(KV(one(*geometry), one(*geometry), shapes.kv_dtype))
     return tuple(caches)
+
+
+def _slot(sequence: Sequence) -> int:
+    assert sequence.slot is not None, "a planned sequence has a slot"
+    return sequence.slot
 
 
 def row_flags(sampling: SamplingParams) -> int:

@@ -21,7 +21,9 @@ from onechip.engine.state import PROMPT_BIT, SlotState
 from onechip.request import MAX_LOGPROBS
 
 _CANDIDATES = 64  # Gemma's own default top_k
-_BLOCK = 128  # vocabulary entries a block: the k best tokens lie in the k blocks with the best maxima
+_BLOCK = (
+    128  # vocabulary entries a block: the k best tokens lie in the k blocks with the best maxima
+)
 _NEVER = -jnp.inf
 
 Rows = Mapping[str, Array]  # per-row fields of `engine.batch`
@@ -30,13 +32,15 @@ Rows = Mapping[str, Array]  # per-row fields of `engine.batch`
 def sample(logits: Array, rows: Rows, state: SlotState) -> Array:
     """int32 [R]: each row's next token, or -1 where its logits are not finite. logits float32 [R, V]."""
     adjusting = flag.PENALTIES | flag.BIAS | flag.ALLOWED | flag.MIN_TOKENS
-    adjusted = lax.cond(
-        _any(rows, adjusting), lambda x: _adjust(x, rows, state), lambda x: x, logits
+    adjusted: Array = lax.cond(
+        _any(rows, adjusting), lambda: _adjust(logits, rows, state), lambda: logits
     )
     greedy = _argmax(adjusted)
-    token = lax.cond(_any(rows, flag.DRAW), lambda: _draw_rows(adjusted, rows, greedy), lambda: greedy)
-    # A maximum is NaN or infinite exactly when an entry is: minus infinity alone cannot come from the model.
-    return jnp.where(jnp.isfinite(logits.max(-1)), token, -1)
+    token = lax.cond(
+        _any(rows, flag.DRAW), lambda: _draw_rows(adjusted, rows, greedy), lambda: greedy
+    )
+    # Every entry is asked: XLA's CPU compiler takes a maximum that passes over NaN (xla_cpu_enable_fast_min_max).
+    return jnp.where(jnp.isfinite(logits).all(-1), token, -1)
 
 
 def log_probabilities(logits: Array, token: Array, wanted: Array) -> tuple[Array, Array, Array]:
@@ -157,9 +161,11 @@ def _draw_from_candidates(scaled: Array, rows: Rows, uniform: Array) -> tuple[Ar
     before = jnp.cumsum(weight, -1) - weight
     nucleus = rows["top_p"][:, None] * mass
     kept = jnp.where((before < nucleus) & (weight >= rows["min_p"][:, None]), weight, 0)
-    settled = counted[:, 0] | (ids.shape[1] == scaled.shape[1])
-    # The first token left out by top-p or min-p must be among the candidates.
-    settled |= (before[:, -1] >= nucleus[:, 0]) | (weight[:, -1] < rows["min_p"])
+    # Else the first token left out by top-p or min-p must be among the candidates; and a nucleus of the top k with more
+    # of them than there are candidates is a share of a mass that they do not tell.
+    known = (k <= 0) | (rows["top_p"][:, None] >= 1)
+    left_out = (before[:, -1:] >= nucleus) | (weight[:, -1:] < rows["min_p"][:, None])
+    settled = (counted | (known & left_out))[:, 0] | (ids.shape[1] == scaled.shape[1])
     at = _invert(jnp.cumsum(kept, -1), uniform)
     return jnp.take_along_axis(ids, at[:, None], axis=-1)[:, 0].astype(jnp.int32), settled
 

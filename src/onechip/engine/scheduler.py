@@ -55,7 +55,7 @@ class Scheduler:
         admitted: tuple[Sequence, ...] = ()
         scoring = next((s for s in self._prefilling() if s.wants_prompt_logprobs), None)
         if scoring is None and self.waiting and self.waiting[0].wants_prompt_logprobs:
-            scoring = self._admit_next()
+            scoring = self._admit_next([])
             admitted = () if scoring is None else (scoring,)
         if scoring is None:
             return None, ()
@@ -113,7 +113,7 @@ class Scheduler:
                 rows.append(row)
                 left -= row.count
         while left > 0 and self.waiting and not self.waiting[0].wants_prompt_logprobs:
-            sequence = self._admit_next()
+            sequence = self._admit_next(rows)
             if sequence is None:
                 break
             admitted.append(sequence)
@@ -134,13 +134,17 @@ class Scheduler:
             self._preempt(victim)
         return PlanRow(sequence, start, count, sample=stop == sequence.length)
 
-    def _admit_next(self) -> Sequence | None:
-        """Move the first waiting sequence to running, if a slot is free and its pages are to be had."""
+    def _admit_next(self, planned: list[PlanRow]) -> Sequence | None:
+        """Move the first waiting sequence to running, if a slot is free and its pages are to be had.
+
+        Prompts under way come first: their tokens beyond the chunks already planned for this step are reserved.
+        """
         sequence = self.waiting[0]
         # A preempted sequence's last tokens may still be on the device: it can't be computed again without them.
         if not self.free_slots or sequence.in_flight:
             return None
         pending = sum(s.remaining for s in self._prefilling())
+        pending -= sum(row.count for row in planned if row.sequence.remaining > 1)
         room = min(sequence.length + 1, sequence.max_length)
         if not self.pages.fits(room, self.chunk, reserved=pending):
             return None

@@ -13,7 +13,9 @@ from jax.tree_util import register_dataclass
 
 from onechip.request import MAX_LOGIT_BIAS, MAX_STOP_IDS, Request
 
-PROMPT_BIT = 0x8000  # in `counts`: the token occurs in the prompt; the lower bits count it in the output
+PROMPT_BIT = (
+    0x8000  # in `counts`: the token occurs in the prompt; the lower bits count it in the output
+)
 
 
 @register_dataclass

@@ -91,7 +91,8 @@ def _pack(
     token = jnp.where(known, fields["token"], state.last_token[fields["slot"][owner]])
     pools: dict[LayerKind, gemma.PoolRows] = {}
     zero = jnp.zeros(rows, jnp.int32)
-    for kind, first in (("full", zero), ("sliding", fields["first_page"])):
+    firsts: dict[LayerKind, Array] = {"full": zero, "sliding": fields["first_page"]}
+    for kind, first in firsts.items():
         table = fields[f"{kind}_table"]
         ragged = Ragged(
             fields["q_start"], fields["q_len"], fields["kv_len"], table, first, fields["singles"]

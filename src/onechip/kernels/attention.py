@@ -13,12 +13,12 @@ axes lead and the two minor axes fill a TPU tile even with one K/V head. Page 0 
 
 from dataclasses import dataclass, field, replace
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
 from onechip.errors import ConfigError
+from onechip.kernels import float32
 
 IMPLEMENTATIONS = ("plain",)
 
@@ -27,6 +27,10 @@ IMPLEMENTATIONS = ("plain",)
 _DECODE_KEYS = 64
 _TILE_QUERIES = 64
 _TILE_KEYS = 128
+# Float32 rounds as the reference does (`kernels.float32`), whose softmax knows no blocks: one block for the usual test.
+_EXACT_QUERIES = 16
+_EXACT_KEYS = 192
+_Running = tuple[Array, Array, Array]  # largest score, sum of exponentials, output so far
 _MASKED = -1e30  # finite: an all-masked block must not make NaN
 
 
@@ -92,38 +96,53 @@ class Items:
 class Tiles:
     """The tiles of rows with several queries: `count` [] are real.
 
-    row [C]; begin [C]: the tile's first packed token; position [C]: that token's position.
+    row [C]; begin [C]: the tile's first packed token; position [C]: that token's position. `queries` and `keys` are a
+    tile's sizes.
     """
 
     row: Array
     begin: Array
     position: Array
     count: Array
+    queries: int = field(metadata={"static": True})
+    keys: int = field(metadata={"static": True})
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class Work:
-    """A step's rows and the list of work they come to, the same for every layer of a pool: see `plan`."""
+    """A step's rows and the list of work they come to, the same for every layer of a pool: see `plan`.
+
+    No items: every row is tiled, one way of adding up whatever the chunk (`exact`).
+    """
 
     rows: Ragged
-    items: Items
+    items: Items | None
     tiles: Tiles | None
     window: int | None = field(metadata={"static": True})
 
 
-def plan(rows: Ragged, tokens: int, page_size: int, window: int | None) -> Work:
+def plan(
+    rows: Ragged, tokens: int, page_size: int, window: int | None, *, exact: bool = False
+) -> Work:
     """List the work of `rows` for layers of that window (None: full attention), once a step.
 
     `tokens` is the number of packed queries; where it equals the number of rows every row has at most one token, row r
-    being token r.
+    being token r. `exact` asks for the reference's roundings, whatever the chunk (`kernels.float32`).
     """
     count = rows.q_len.shape[0]
     alone = rows.q_len > 0
+    if exact:
+        if tokens == count:
+            rows = replace(rows, q_start=jnp.arange(count, dtype=jnp.int32))
+        tiles = _tiles(rows, alone, tokens, _EXACT_QUERIES, _EXACT_KEYS)
+        return Work(rows, None, tiles, window)
     if tokens == count:
         return Work(rows, _items(rows, alone, page_size, window), None, window)
     alone &= jnp.arange(count) < rows.singles
-    return Work(rows, _items(rows, alone, page_size, window), _tiles(rows, tokens), window)
+    many = (jnp.arange(count) >= rows.singles) & (rows.q_len > 0)
+    tiles = _tiles(rows, many, tokens, _TILE_QUERIES, _TILE_KEYS)
+    return Work(rows, _items(rows, alone, page_size, window), tiles, window)
 
 
 def storage_dtype(dtype: str, platform: str) -> jnp.dtype:
@@ -137,9 +156,7 @@ def write(kv: KV, k: Array, v: Array, page: Array, slot: Array) -> KV:
     return replace(kv, k=_scatter(kv, kv.k, k, page, slot), v=_scatter(kv, kv.v, v, page, slot))
 
 
-def attend(
-    q: Array, kv: KV, work: Work, *, scale: float, implementation: str = "auto"
-) -> Array:
+def attend(q: Array, kv: KV, work: Work, *, scale: float, implementation: str = "auto") -> Array:
     """Softmax(scale q k^T) v over each row's visible keys: q [T, N, H] -> float32 [T, N, H].
 
     A query at position p sees keys 0..p, or the last `work.window` of them. Raises ConfigError for an implementation
@@ -150,6 +167,8 @@ def attend(
             f"attention implementation {implementation!r} does not exist; use auto or "
             f"{', '.join(IMPLEMENTATIONS)}"
         )
+    if work.items is None:
+        return _prefill(q, kv, work, scale)
     count = work.rows.q_len.shape[0]
     alone = _decode(q[:count], kv, work.items, scale)
     if work.tiles is None:
@@ -186,19 +205,20 @@ def _items(rows: Ragged, active: Array, page_size: int, window: int | None) -> I
     )
 
 
-def _tiles(rows: Ragged, tokens: int) -> Tiles:
+def _tiles(rows: Ragged, tiled: Array, tokens: int, queries: int, keys: int) -> Tiles:
     count = rows.q_len.shape[0]
-    many = (jnp.arange(count) >= rows.singles) & (rows.q_len > 0)
-    tiles = jnp.where(many, -(-rows.q_len // _TILE_QUERIES), 0)
+    tiles = jnp.where(tiled, -(-rows.q_len // queries), 0)
     ends = jnp.cumsum(tiles)
-    index = jnp.arange(-(-tokens // _TILE_QUERIES) + count, dtype=jnp.int32)
+    index = jnp.arange(-(-tokens // queries) + count, dtype=jnp.int32)
     row = jnp.minimum(jnp.searchsorted(ends, index, side="right", method="compare_all"), count - 1)
-    offset = (index - (ends[row] - tiles[row])) * _TILE_QUERIES
+    offset = (index - (ends[row] - tiles[row])) * queries
     return Tiles(
         row=row.astype(jnp.int32),
         begin=rows.q_start[row] + offset,
         position=rows.kv_len[row] - rows.q_len[row] + offset,
         count=ends[-1],
+        queries=queries,
+        keys=keys,
     )
 
 
@@ -256,7 +276,9 @@ def _decode(q: Array, kv: KV, items: Items, scale: float) -> Array:
         member = row[None, :] == jnp.arange(count)[:, None]
         highest = jnp.where(member[None, :, :, None], score.max(-1)[:, None], _MASKED).max(2)
         new_most = jnp.maximum(most, highest)
-        share = jnp.where(seen, jnp.exp(score - new_most[:, jnp.minimum(row, count - 1)][..., None]), 0)
+        share = jnp.where(
+            seen, jnp.exp(score - new_most[:, jnp.minimum(row, count - 1)][..., None]), 0
+        )
         mixed = jnp.einsum(
             "kcgs,kcsh->kcgh", share.astype(compute), values,
             precision=_precision(compute), preferred_element_type=jnp.float32,
@@ -292,20 +314,22 @@ def _prefill(q: Array, kv: KV, work: Work, scale: float) -> Array:
     tokens, heads, head_dim = q.shape
     tiles, rows = work.tiles, work.rows
     assert tiles is not None
-    padded = jnp.pad(q, ((0, _TILE_QUERIES), (0, 0), (0, 0))).astype(_compute_dtype(kv))
+    padded = jnp.pad(q, ((0, tiles.queries), (0, 0), (0, 0))).astype(_compute_dtype(kv))
     # A block's pages are a plain slice of the row's table, which must not run over its end.
     page_size = kv.k.shape[2]
-    table = jnp.pad(rows.table, ((0, 0), (0, max(1, _TILE_KEYS // page_size))))
+    table = jnp.pad(rows.table, ((0, 0), (0, max(1, tiles.keys // page_size))))
 
     def tile(index: Array, out: Array) -> Array:
         row, begin = tiles.row[index], tiles.begin[index]
-        queries = lax.dynamic_slice_in_dim(padded, begin, _TILE_QUERIES)
-        position = tiles.position[index] + jnp.arange(_TILE_QUERIES)
+        queries = lax.dynamic_slice_in_dim(padded, begin, tiles.queries)
+        position = tiles.position[index] + jnp.arange(tiles.queries)
         mine = (table[row], rows.first_page[row], rows.kv_len[row])
-        result = _tile(queries, kv, mine, position, scale, work.window)
+        result = _tile(
+            queries, kv, mine, position, scale, work.window, tiles.keys, work.items is None
+        )
         return lax.dynamic_update_slice_in_dim(out, result, begin, axis=0)
 
-    out = jnp.zeros((tokens + _TILE_QUERIES, heads, head_dim))
+    out = jnp.zeros((tokens + tiles.queries, heads, head_dim))
     return lax.fori_loop(0, tiles.count, tile, out)[:tokens]
 
 
@@ -316,6 +340,8 @@ def _tile(
     position: Array,
     scale: float,
     window: int | None,
+    block_keys: int,
+    exact: bool,
 ) -> Array:
     """One row's queries [Q, N, H] at consecutive positions [Q] against the key blocks they can see.
 
@@ -324,15 +350,15 @@ def _tile(
     count, heads, head_dim = queries.shape
     kv_heads, _, page_size, _ = kv.k.shape
     compute = queries.dtype
-    pages_a_block = max(1, _TILE_KEYS // page_size)
+    pages_a_block = max(1, block_keys // page_size)
+    add = _add_exactly if exact else _add
     table, first_page, kv_len = row
     grouped = queries.reshape(count, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
     low = jnp.maximum(position[0] - window + 1, 0) if window else jnp.int32(0)
     high = jnp.minimum(position[-1] + 1, kv_len)
     first = low // page_size
 
-    def block(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        most, weight, out = state
+    def block(index: Array, state: _Running) -> _Running:
         page = first + index * pages_a_block
         pages = lax.dynamic_slice_in_dim(table, page - first_page, pages_a_block)
         key_at = page * page_size + jnp.arange(pages_a_block * page_size)
@@ -345,19 +371,40 @@ def _tile(
             "kgqh,ksh->kgqs", grouped, keys,
             precision=_precision(compute), preferred_element_type=jnp.float32,
         )  # fmt: skip
-        score = jnp.where(seen, score, _MASKED)
-        new_most = jnp.maximum(most, score.max(-1))
-        share = jnp.where(seen, jnp.exp(score - new_most[..., None]), 0)
-        mixed = jnp.einsum(
-            "kgqs,ksh->kgqh", share.astype(compute), values,
-            precision=_precision(compute), preferred_element_type=jnp.float32,
-        )  # fmt: skip
-        fade = jnp.exp(most - new_most)
-        return new_most, weight * fade + share.sum(-1), out * fade[..., None] + mixed
+        return add(state, jnp.where(seen, score, _MASKED), seen, values)
 
     shape = grouped.shape[:-1]
     start = (jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros(grouped.shape, jnp.float32))
     trips = -(-(-(-high // page_size) - first) // pages_a_block)
     _, weight, out = lax.fori_loop(0, trips, block, start)
-    result = out / jnp.where(weight == 0, 1, weight)[..., None]
+    result = out if exact else out / jnp.where(weight == 0, 1, weight)[..., None]
     return result.transpose(2, 0, 1, 3).reshape(count, heads, head_dim)
+
+
+def _add(state: _Running, score: Array, seen: Array, values: Array) -> _Running:
+    """Add a block of keys to a running softmax: scores [K, G, Q, S], values [K, S, H]."""
+    most, weight, out = state
+    new_most = jnp.maximum(most, score.max(-1))
+    share = jnp.where(seen, jnp.exp(score - new_most[..., None]), 0)
+    fade = jnp.exp(most - new_most)
+    mixed = _mix(share.astype(values.dtype), values)
+    return new_most, weight * fade + share.sum(-1), out * fade[..., None] + mixed
+
+
+def _add_exactly(state: _Running, score: Array, seen: Array, values: Array) -> _Running:
+    """The same for float32, with `out` kept normalised: the first block's is to the bit what one softmax gives."""
+    most, weight, out = state
+    share, highest, added = float32.softmax_parts(score, seen)
+    new_most = jnp.maximum(most, highest)
+    before, new = weight * jnp.exp(most - new_most), added * jnp.exp(highest - new_most)
+    total = before + new
+    safe = jnp.where(total == 0, 1, total)
+    out = out * (before / safe)[..., None] + _mix(share, values) * (new / safe)[..., None]
+    return new_most, total, out
+
+
+def _mix(share: Array, values: Array) -> Array:
+    return jnp.einsum(
+        "kgqs,ksh->kgqh", share, values,
+        precision=_precision(values.dtype), preferred_element_type=jnp.float32,
+    )  # fmt: skip

@@ -2,13 +2,13 @@
 
 A Gemma 4 with random weights multiplies a rounding error by up to 10^5: the reference run in float64 is 0.011 away from
 its own float32 logits (gemma4-e4b-mini), and one differently rounded cosine in seventy moves them by 0.003. So "within
-0.001 of the reference" can't be had by being more exact, only by rounding where the reference (PyTorch on an AVX2 CPU)
+0.001 of the reference" can't be had by being more exact, only by rounding where the reference (PyTorch on an x86 CPU)
 rounds. This costs nothing in half precision, which never comes here.
 
 Three things differ from the obvious formula. Sums are added in the reference's order (lanes of a vector register, then
 across). A product that is then added is rounded first: LLVM would fuse the two (`rounded`). And exp, tanh, cos and sin
 are the reference's polynomials (SLEEF's exp and tanh, MKL's sine), evaluated so that each step rounds as theirs does.
-XLA's matmuls need no help: on a CPU they add up as MKL's do, given 3 rows and a multiple of 16 columns (`matmul_shape`).
+XLA's matmuls need only padding (`matmul`).
 """
 
 import math
@@ -18,18 +18,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 _F32 = np.float32
 _LARGEST = np.finfo(np.float32).max
-_LN2_HIGH, _LN2_LOW = _F32(0.693145751953125), _F32(1.428606765330187e-06)  # ln 2 in two floats, as SLEEF splits it
+# ln 2 in two floats, as SLEEF splits it.
+_LN2_HIGH, _LN2_LOW = _F32(0.693145751953125), _F32(1.428606765330187e-06)
 _LOG2_E = _F32(1.4426950408889634)
-_EXP = (0.00019852762, 0.0013930436, 0.008333361, 0.041666485, 0.16666667, 0.5)  # SLEEF expf, highest power first
-_TANH_EXP = (0.1980960224e-3, 0.1394256484e-2, 0.8333456703e-2, 0.4166637361e-1)  # SLEEF expk2f
+# SLEEF's expf and expk2f, highest power first.
+_EXP = (0.00019852762, 0.0013930436, 0.008333361, 0.041666485, 0.16666667, 0.5)
+_TANH_EXP = (0.1980960224e-3, 0.1394256484e-2, 0.8333456703e-2, 0.4166637361e-1)
 _TANH_EXP_CUBIC = float(_F32(0.16666665941423424))
 _TANH_IS_ONE = _F32(8.664339742)
-# MKL's sine on [-pi/2, pi/2], x + x^3 (...), lowest power first: recovered from its results, whose rounding bounds
-# leave each value no more than 1e-14 of room.
+# MKL's sine on [-pi/2, pi/2], x + x^3 (...) in float64, lowest power first. Not published: fitted to the rounding
+# bounds of three million of its results, all of which it gives.
 _SINE = (-0.16666659550423232, 0.00833306624621626, -0.00019809602923986949, 2.605780703859131e-06)
 _GELU_SLOPE = _F32(math.sqrt(2.0 / math.pi))
 _GELU_CUBIC = _F32(0.044715)
@@ -44,9 +46,30 @@ def rounded(x: Array) -> Array:
     return jnp.minimum(x, _LARGEST)
 
 
-def matmul_shape(rows: int, columns: int) -> tuple[int, int]:
-    """The (rows, columns) to pad a product to, so that each element is one chain of fused multiply-adds along k."""
-    return max(rows, 4), -(-columns // 16) * 16
+def matmul(x: Array, weight: Array) -> Array:
+    """x [T, D] times weight [out, D], added up alike whatever T.
+
+    MKL makes each element one chain of fused multiply-adds along D, and so does XLA's CPU matmul from three rows and
+    for a multiple of 16 columns. For fewer columns than that MKL has four chains, of products rounded first.
+    """
+    rows, columns = x.shape[0], weight.shape[0]
+    if columns < 16 and x.shape[1] % 4 == 0:
+        products = rounded(x[:, None] * weight)
+        chains = products[..., :4]
+        for start in range(4, x.shape[1], 4):
+            chains = chains + products[..., start : start + 4]
+        return (chains[..., 0] + chains[..., 2]) + (chains[..., 1] + chains[..., 3])
+    if rows < 4:
+        x = jnp.pad(x, ((0, 4 - rows), (0, 0)))
+    if columns % 16:
+        weight = jnp.pad(weight, ((0, -columns % 16), (0, 0)))
+    axes = (((1,), (1,)), ((), ()))
+    product = lax.optimization_barrier(  # or the padding would be optimised away
+        lax.dot_general(
+            x, weight, axes, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        )
+    )
+    return product[:rows, :columns]
 
 
 def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
@@ -54,7 +77,8 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
     size = x.shape[-1]
     squares = rounded(x * x)
     total = _register_sum(squares) if size % 8 == 0 else squares.sum(-1, keepdims=True)
-    root = rounded(jnp.sqrt(total / _F32(size) + _F32(eps)))  # rounded: else 1 / sqrt becomes an approximate rsqrt
+    # Rounded, or XLA would make 1 / sqrt an rsqrt, which is an approximation.
+    root = rounded(jnp.sqrt(total / _F32(size) + _F32(eps)))
     normed = rounded(x * (_F32(1) / root))
     return normed if weight is None else rounded(normed * weight)
 
@@ -63,7 +87,9 @@ def softmax_parts(score: Array, seen: Array) -> tuple[Array, Array, Array]:
     """(probabilities, largest score, sum of exponentials) of score [..., S] over the keys seen; S a multiple of 16."""
     most = score.max(-1)
     share = jnp.where(seen, exp(score - most[..., None]), 0)
-    lanes = share.reshape(*share.shape[:-1], -1, 16).sum(-2)
+    lanes = share[..., :16]  # added one by one: XLA sums a minor axis in an order of its own
+    for start in range(16, share.shape[-1], 16):
+        lanes = lanes + share[..., start : start + 16]
     while lanes.shape[-1] > 1:
         low, high = jnp.split(lanes, 2, axis=-1)
         lanes = low + high
@@ -142,7 +168,7 @@ def _series(x: Array, coefficients: tuple[float, ...]) -> Array:
 
 def _two_to(power: Array) -> Array:
     bits = (power.astype(jnp.int32) + 127) << 23
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _register_sum(x: Array) -> Array:

@@ -15,7 +15,9 @@ IMPLEMENTATIONS = ("ragged", "loop")
 _TILE_ROWS = 16  # rows of one expert a tile; at decode most experts have one or two
 
 
-def grouped_matmul(x: Array, weights: Array, sizes: Array, *, implementation: str = "auto") -> Array:
+def grouped_matmul(
+    x: Array, weights: Array, sizes: Array, *, implementation: str = "auto"
+) -> Array:
     """x [M, D] sorted by group, weights [E, F, D], sizes [E] int32 summing to M -> float32 [M, F]."""
     if implementation == "auto":
         implementation = "loop" if jax.default_backend() == "cpu" else "ragged"
@@ -26,7 +28,9 @@ def grouped_matmul(x: Array, weights: Array, sizes: Array, *, implementation: st
         )  # fmt: skip
     if implementation == "loop":
         return _loop(x, weights, sizes)
-    raise ConfigError(f"grouped matmul {implementation!r} does not exist; use auto or {IMPLEMENTATIONS}")
+    raise ConfigError(
+        f"grouped matmul {implementation!r} does not exist; use auto or {IMPLEMENTATIONS}"
+    )
 
 
 def _loop(x: Array, weights: Array, sizes: Array) -> Array:
@@ -43,7 +47,10 @@ def _loop(x: Array, weights: Array, sizes: Array) -> Array:
         rows = lax.dynamic_slice_in_dim(padded, begin, _TILE_ROWS)
         weight = lax.dynamic_index_in_dim(weights, group, keepdims=False)
         product = lax.dot_general(
-            rows, weight, (((1,), (1,)), ((), ())), precision=_precision(x),
+            rows,
+            weight,
+            (((1,), (1,)), ((), ())),
+            precision=_precision(x),
             preferred_element_type=jnp.float32,
         )
         return lax.dynamic_update_slice_in_dim(out, product, begin, axis=0)

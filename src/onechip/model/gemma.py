@@ -11,7 +11,7 @@ Layers that share K/V write none and read their source's pages. From `config.fir
 those layers run only for the rows whose logits are wanted ("early exit": 69% of a prompt's matmul work on E2B).
 Knows neither requests nor who owns a page: it is handed pages and rows (`kernels.attention`).
 Source: the reference implementation (transformers 5.24); here everything between matmuls stays float32, and
-only a matmul's inputs are rounded to the weights' dtype.
+only a matmul's inputs are rounded to the weights' dtype (`model.ops`).
 """
 
 import math
@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
@@ -27,9 +26,11 @@ from jax.tree_util import register_dataclass
 from onechip.config import LayerKind, LayerSpec, ModelConfig
 from onechip.kernels.attention import KV, Ragged, Work, attend, plan, write
 from onechip.model.moe import mixture
+from onechip.model.ops import Ops, ops_for
 from onechip.model.rope import angles, rotate
 
-Params = Mapping[str, Any]  # {"embed": ..., "layers": ({"qkv_proj": ...}, ...)}, as `model.params` lists them
+# {"embed": ..., "layers": ({"qkv_proj": ...}, ...)}, as `model.params` lists them.
+Params = Mapping[str, Any]
 
 
 @register_dataclass
@@ -74,103 +75,103 @@ def forward(
     owners = {layer.index: slot for slot, layer in enumerate(config.owners)}
     caches = list(caches)
     page_size = caches[0].k.shape[2]
-    work = _work(config, packed, page_size)
-    h = _embed(params, config, packed.token)
-    ple = _per_layer_inputs(params, config, packed.token, h, 0, split)
-    ropes = _ropes(config, packed.position)
+    ops = ops_for(config, params)
+    work = _work(config, packed, page_size, ops.exact and caches[0].dtype == "float32")
+    h = _embed(ops, params, config, packed.token)
+    ple = _per_layer_inputs(ops, params, config, packed.token, h, 0, split)
+    ropes = _ropes(ops, config, packed.position)
     for layer in config.layers[:split]:
         slot, pool = owners[layer.index], packed.pools[layer.kind]
         p = params["layers"][layer.index]
-        q, k, v = _project(p, config, layer, norm(h, p["attn_norm"], config), ropes[layer.kind])
+        q, k, v = _project(ops, p, config, layer, h, ropes[layer.kind])
         caches[slot] = write(caches[slot], k, v, pool.page, pool.slot)
         mixed = attend(
             q, caches[slot], work[layer.kind], scale=config.query_scale, implementation=attention
         )
-        h = _finish_layer(p, config, h, mixed, None if ple is None else ple[:, layer.index])
+        h = _finish_layer(ops, p, config, h, mixed, None if ple is None else ple[:, layer.index])
 
     token, position = packed.token, packed.position
     if not every_position and packed.token.shape != packed.last.shape:
         h, token, position = h[packed.last], token[packed.last], position[packed.last]
+        count = token.shape[0]
         work = {
-            kind: plan(w.rows.last_tokens(), token.shape[0], page_size, w.window)
+            kind: plan(w.rows.last_tokens(), count, page_size, w.window, exact=w.items is None)
             for kind, w in work.items()
         }
-        ropes = _ropes(config, position)
+        ropes = _ropes(ops, config, position)
     if split < len(config.layers):
         # The projection half of the per-layer inputs reads the embeddings, not h: embed again, it is one gather.
         ple = _per_layer_inputs(
-            params, config, token, _embed(params, config, token), split, len(config.layers)
+            ops,
+            params,
+            config,
+            token,
+            _embed(ops, params, config, token),
+            split,
+            len(config.layers),
         )
     for layer in config.layers[split:]:
         p = params["layers"][layer.index]
-        q, _, _ = _project(p, config, layer, norm(h, p["attn_norm"], config), ropes[layer.kind])
-        mixed = attend(
-            q, caches[owners[layer.kv_source]], work[layer.kind], scale=config.query_scale,
-            implementation=attention,
+        q, _, _ = _project(ops, p, config, layer, h, ropes[layer.kind])
+        kv = caches[owners[layer.kv_source]]
+        mixed = attend(q, kv, work[layer.kind], scale=config.query_scale, implementation=attention)
+        h = _finish_layer(
+            ops, p, config, h, mixed, None if ple is None else ple[:, layer.index - split]
         )
-        h = _finish_layer(p, config, h, mixed, None if ple is None else ple[:, layer.index - split])
-    return norm(h, params["final_norm"], config), tuple(caches)
+    return ops.norm(h, params["final_norm"]), tuple(caches)
 
 
 def logits(params: Params, config: ModelConfig, hidden: Array) -> Array:
     """float32 [B, V] of normed hidden states [B, D]; the softcap is the last thing before any bias or mask."""
     head = params["embed"] if config.tie_embeddings else params["lm_head"]
-    out = linear(hidden, head)
+    out = ops_for(config, params).linear(hidden, head)
     if config.final_softcap is None:
         return out
     return config.final_softcap * jnp.tanh(out / config.final_softcap)
 
 
-def norm(x: Array, weight: Array | None, config: ModelConfig) -> Array:
-    """float32 RMSNorm over the last axis, times the float32 weight. No weight: no scale."""
-    wide = x.astype(jnp.float32)
-    wide = wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + config.norm_eps)
-    return wide if weight is None else wide * weight
-
-
-def linear(x: Array, weight: Array) -> Array:
-    """float32 [..., out] = x [..., D], rounded to the weight's dtype, times weight [out, D].
-
-    Asking for float32 also keeps XLA's CPU compiler from widening whole bf16 weights before every matmul.
-    """
-    # float32 means float32: TPUs and GPUs would otherwise round the inputs to bf16 or tf32.
-    precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
-    axes = (((x.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(
-        x.astype(weight.dtype), weight, axes, precision=precision, preferred_element_type=jnp.float32
-    )
-
-
-def _embed(params: Params, config: ModelConfig, token: Array) -> Array:
+def _embed(ops: Ops, params: Params, config: ModelConfig, token: Array) -> Array:
     table = params["embed"]
-    return _scaled(table[token], math.sqrt(config.hidden_size))
+    return _scaled(ops, table[token], math.sqrt(config.hidden_size))
 
 
-def _scaled(rows: Array, factor: float) -> Array:
+def _scaled(ops: Ops, rows: Array, factor: float) -> Array:
     """Table rows times a factor that the reference holds in the table's dtype, in float32."""
-    return rows.astype(jnp.float32) * jnp.asarray(factor, rows.dtype).astype(jnp.float32)
+    factor_held = jnp.asarray(factor, rows.dtype).astype(jnp.float32)
+    return ops.rounded(rows.astype(jnp.float32) * factor_held)
 
 
-def _work(config: ModelConfig, packed: Packed, page_size: int) -> dict[LayerKind, Work]:
+def _work(
+    config: ModelConfig, packed: Packed, page_size: int, exact: bool
+) -> dict[LayerKind, Work]:
     """The attention work of each layer kind, listed once for all its layers."""
-    windows = {layer.kind: layer.window for layer in config.layers}
+    windows: dict[LayerKind, int | None] = {layer.kind: layer.window for layer in config.layers}
     tokens = packed.token.shape[0]
     return {
-        kind: plan(packed.pools[kind].rows, tokens, page_size, window)
+        kind: plan(packed.pools[kind].rows, tokens, page_size, window, exact=exact)
         for kind, window in windows.items()
     }
 
 
-def _ropes(config: ModelConfig, position: Array) -> dict[LayerKind, tuple[Array, Array]]:
+def _ropes(ops: Ops, config: ModelConfig, position: Array) -> dict[LayerKind, tuple[Array, Array]]:
     """(cos, sin) of each layer kind: within a kind, all layers share one rope and one head dim."""
     first = {layer.kind: layer for layer in reversed(config.layers)}
-    tables = {kind: angles(layer.rope, layer.head_dim, position) for kind, layer in first.items()}
+    tables = {
+        kind: ops.cos_sin(angles(layer.rope, layer.head_dim, position))
+        for kind, layer in first.items()
+    }
     # XLA would fuse the sines into every layer's rotation and compute them anew there.
     return lax.optimization_barrier(tables)
 
 
 def _per_layer_inputs(
-    params: Params, config: ModelConfig, token: Array, embedded: Array, start: int, stop: int
+    ops: Ops,
+    params: Params,
+    config: ModelConfig,
+    token: Array,
+    embedded: Array,
+    start: int,
+    stop: int,
 ) -> Array | None:
     """[T, stop - start, I] for layers start..stop: (norm(proj h0 / sqrt(D)) + ple_table[token] sqrt(I)) / sqrt(2)."""
     width = config.ple_dim
@@ -178,48 +179,55 @@ def _per_layer_inputs(
         return None
     shape = (token.shape[0], stop - start, width)
     columns = slice(start * width, stop * width)
-    looked_up = _scaled(params["ple_table"][token, columns], math.sqrt(width)).reshape(shape)
-    projected = linear(embedded, params["ple_proj"][columns]) * config.hidden_size**-0.5
-    return (norm(projected.reshape(shape), params["ple_norm"], config) + looked_up) * 2.0**-0.5
+    looked_up = _scaled(ops, params["ple_table"][token, columns], math.sqrt(width)).reshape(shape)
+    projected = ops.linear(embedded, params["ple_proj"][columns]) * config.hidden_size**-0.5
+    normed = ops.norm(projected.reshape(shape), params["ple_norm"])
+    return (normed + looked_up) * 2.0**-0.5
 
 
 def _project(
+    ops: Ops,
     p: Mapping[str, Array],
     config: ModelConfig,
     layer: LayerSpec,
-    x: Array,
+    h: Array,
     cos_sin: tuple[Array, Array],
 ) -> tuple[Array, Array, Array]:
-    """q [T, N, H] and, for owners, k and v [T, K, H], normed and rotated. Sharing layers get empty k and v."""
+    """From h [T, D]: q [T, N, H] and, for owners, k and v [T, K, H], normed and rotated; else k and v are empty."""
+    x = ops.norm(h, p["attn_norm"])
     n, k_heads = config.heads, layer.kv_heads if layer.owns_kv else 0
-    heads = linear(x, p["qkv_proj"]).reshape(x.shape[0], -1, layer.head_dim)
+    heads = ops.linear(x, p["qkv_proj"]).reshape(x.shape[0], -1, layer.head_dim)
     q, k = heads[:, :n], heads[:, n : n + k_heads]
-    v = k if layer.k_eq_v else heads[:, n + k_heads :]  # V is the raw projection: before k's norm and rotation
-    q = rotate(norm(q, p["q_norm"], config), cos_sin)
+    # V is the raw projection: before k's norm and rotation
+    v = k if layer.k_eq_v else heads[:, n + k_heads :]
+    q = rotate(ops.norm(q, p["q_norm"]), cos_sin, ops.rounded)
     if not layer.owns_kv:
         return q, k, v
-    k = rotate(norm(k, p["k_norm"], config), cos_sin)
-    return q, k, norm(v, None, config) if config.family == "gemma4" else v
+    k = rotate(ops.norm(k, p["k_norm"]), cos_sin, ops.rounded)
+    return q, k, ops.norm(v) if config.family == "gemma4" else v
 
 
 def _finish_layer(
-    p: Mapping[str, Array], config: ModelConfig, h: Array, mixed: Array, ple: Array | None
+    ops: Ops, p: Mapping[str, Array], config: ModelConfig, h: Array, mixed: Array, ple: Array | None
 ) -> Array:
     """Everything after attention: output projection, feed-forward, per-layer input, layer scalar."""
-    attended = linear(mixed.reshape(h.shape[0], -1), p["o_proj"])
-    h = h + norm(attended, p["post_attn_norm"], config)
-    dense = _feed_forward(p, norm(h, p["ffn_norm"], config))
+    attended = ops.linear(mixed.reshape(h.shape[0], -1), p["o_proj"])
+    h = h + ops.norm(attended, p["post_attn_norm"])
+    dense = _feed_forward(ops, p, ops.norm(h, p["ffn_norm"]))
     if config.moe is not None:
-        dense = norm(dense, p["post_dense_norm"], config)
-        experts = mixture(p, config, h, norm(h, p["experts_norm"], config))
-        dense = dense + norm(experts, p["post_experts_norm"], config)
-    h = h + norm(dense, p["post_ffn_norm"], config)
+        dense = ops.norm(dense, p["post_dense_norm"])
+        experts = mixture(p, config, h, ops.norm(h, p["experts_norm"]))
+        dense = dense + ops.norm(experts, p["post_experts_norm"])
+    h = h + ops.norm(dense, p["post_ffn_norm"])
     if ple is not None:
-        gated = jax.nn.gelu(linear(h, p["ple_gate"]), approximate=True) * ple
-        h = h + norm(linear(gated, p["ple_out"]), p["ple_post_norm"], config)
-    return h * p["layer_scalar"] if config.family == "gemma4" else h
+        gated = ops.gelu(ops.linear(h, p["ple_gate"])) * ple
+        h = h + ops.norm(ops.linear(gated, p["ple_out"]), p["ple_post_norm"])
+    if config.family != "gemma4":
+        return h
+    h = h * p["layer_scalar"]
+    return ops.rounded(h)
 
 
-def _feed_forward(p: Mapping[str, Array], x: Array) -> Array:
-    gate, up = jnp.split(linear(x, p["gate_up_proj"]), 2, axis=-1)
-    return linear(jax.nn.gelu(gate, approximate=True) * up, p["down_proj"])
+def _feed_forward(ops: Ops, p: Mapping[str, Array], x: Array) -> Array:
+    gate, up = jnp.split(ops.linear(x, p["gate_up_proj"]), 2, axis=-1)
+    return ops.linear(ops.gelu(gate) * up, p["down_proj"])

@@ -7,7 +7,7 @@ the host never holds more than the device does plus the largest tensor. On a CPU
 
 from collections.abc import Callable, Iterator
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -20,17 +20,15 @@ from onechip.model.params import ParamSpec, check_tensors, parameter_specs
 _CHUNK = 1 << 22  # values drawn at once: 8 MB of random bits
 
 
-class Progress(Protocol):
-    """Told of every finished parameter: bytes done, bytes in all."""
-
-    def __call__(self, done: int, total: int) -> None: ...
+# Told of every finished parameter: bytes done, bytes in all.
+Progress = Callable[[int, int], None]
 
 
 def load_params(
     checkpoint: Checkpoint,
     config: ModelConfig,
     dtype: DTypeName,
-    device: jax.Device,
+    device: Any,
     progress: Progress | None = None,
 ) -> Any:
     """The parameter tree of `model.gemma` from a checkpoint. Raises CheckpointError on any mismatch, before reading."""
@@ -55,7 +53,7 @@ def shapes_of(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 def random_params(
     config: ModelConfig,
     dtype: DTypeName,
-    device: jax.Device,
+    device: Any,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Any:
@@ -67,7 +65,9 @@ def random_params(
         if spec.use == "vector":
             out[...] = 1
         else:
-            _fill_normal(out, spec.shape[-1] ** -0.5, np.random.default_rng((seed, order[spec.path])))
+            _fill_normal(
+                out, spec.shape[-1] ** -0.5, np.random.default_rng((seed, order[spec.path]))
+            )
 
     return _build(config, dtype, device, fill, progress)
 
@@ -75,7 +75,7 @@ def random_params(
 def _build(
     config: ModelConfig,
     dtype: DTypeName,
-    device: jax.Device,
+    device: Any,
     fill: Callable[[ParamSpec, np.ndarray], None],
     progress: Progress | None,
 ) -> Any:
@@ -140,4 +140,6 @@ def _quantiles(deviation: float) -> np.ndarray:
     """float32 [65536] of N(0, deviation^2) at evenly spaced probabilities."""
     coarse = np.linspace(-6, 6, 24001)
     cdf = np.array([NormalDist().cdf(x) for x in coarse])
-    return (deviation * np.interp((np.arange(1 << 16) + 0.5) / (1 << 16), cdf, coarse)).astype(np.float32)
+    return (deviation * np.interp((np.arange(1 << 16) + 0.5) / (1 << 16), cdf, coarse)).astype(
+        np.float32
+    )

@@ -39,7 +39,9 @@ def _route(p: Mapping[str, Array], config: ModelConfig, residual: Array) -> tupl
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + config.norm_eps)
     scaled = wide * p["router_scale"] * config.hidden_size**-0.5
     scores = lax.dot_general(
-        scaled, p["router_proj"].astype(jnp.float32), (((1,), (1,)), ((), ())),
+        scaled,
+        p["router_proj"].astype(jnp.float32),
+        (((1,), (1,)), ((), ())),
         precision=lax.Precision.HIGHEST,
     )
     share, expert = lax.top_k(jax.nn.softmax(scores, axis=-1), config.moe.top_k)

@@ -68,7 +68,9 @@ def check_tensors(config: ModelConfig, found: Mapping[str, tuple[int, ...]], sou
     }
     missing = sorted(expected.keys() - found.keys())
     if missing:
-        raise CheckpointError(_listing(source, "lacks", missing, "the file must match its config.json"))
+        raise CheckpointError(
+            _listing(source, "lacks", missing, "the file must match its config.json")
+        )
     extra = sorted(found.keys() - expected.keys() - set(ignorable(config)))
     if extra:
         raise CheckpointError(_listing(source, "holds", extra, "no part of this model uses them"))
@@ -128,7 +130,9 @@ def _feed_forward(config: ModelConfig, layer: LayerSpec) -> Iterator[ParamSpec]:
     yield _vector(config, path + "ffn_norm", path + "pre_feedforward_layernorm.weight", d, "D")
     yield _matrix(path + "gate_up_proj", "2F D", gate_up)
     yield _matrix(path + "down_proj", "D F", [(path + "mlp.down_proj.weight", (d, f))])
-    yield _vector(config, path + "post_ffn_norm", path + "post_feedforward_layernorm.weight", d, "D")
+    yield _vector(
+        config, path + "post_ffn_norm", path + "post_feedforward_layernorm.weight", d, "D"
+    )
     if config.moe is not None:
         yield from _experts(config, path)
 
@@ -156,7 +160,9 @@ def _per_layer_input(config: ModelConfig, layer: LayerSpec) -> Iterator[ParamSpe
         gate, out = path + "per_layer_input_gate.weight", path + "per_layer_projection.weight"
         yield _matrix(path + "ple_gate", "I D", [(gate, (i, d))])
         yield _matrix(path + "ple_out", "D I", [(out, (d, i))])
-        yield _vector(config, path + "ple_post_norm", path + "post_per_layer_input_norm.weight", d, "D")
+        yield _vector(
+            config, path + "ple_post_norm", path + "post_per_layer_input_norm.weight", d, "D"
+        )
     if config.family == "gemma4":
         yield _vector(config, path + "layer_scalar", path + "layer_scalar", 1, "1")
 

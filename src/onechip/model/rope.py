@@ -1,5 +1,7 @@
 """Rotary embedding: half-split pairs (dim i turns with i + H/2), angles in float32 from int32 positions."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -22,14 +24,17 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     return frequency
 
 
-def angles(rope: Rope, head_dim: int, position: Array) -> tuple[Array, Array]:
-    """(cos, sin), float32 [T, 1, H/2], of positions [T] int32."""
-    turn = position.astype(jnp.float32)[:, None, None] * inverse_frequencies(rope, head_dim)
-    return jnp.cos(turn), jnp.sin(turn)
+def angles(rope: Rope, head_dim: int, position: Array) -> Array:
+    """float32 radians [T, 1, H/2] of positions [T] int32."""
+    return position.astype(jnp.float32)[:, None, None] * inverse_frequencies(rope, head_dim)
 
 
-def rotate(x: Array, cos_sin: tuple[Array, Array]) -> Array:
-    """Turn x [T, heads, H] by (cos, sin) [T, 1, H/2]; float32 in, float32 out."""
+def rotate(
+    x: Array, cos_sin: tuple[Array, Array], rounded: Callable[[Array], Array] = lambda part: part
+) -> Array:
+    """Turn x [T, heads, H] by (cos, sin) [T, 1, H/2]; `rounded` is applied to each product before they are added."""
     cos, sin = cos_sin
     left, right = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    turned_left = rounded(left * cos) - rounded(right * sin)
+    turned_right = rounded(right * cos) + rounded(left * sin)
+    return jnp.concatenate([turned_left, turned_right], axis=-1)

@@ -60,7 +60,9 @@ def _text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if nested is None:
         return raw
     if not isinstance(nested, Mapping):
-        raise ConfigError(f"config key text_config is {nested!r}; it must be a mapping of the text model's keys")
+        raise ConfigError(
+            f"config key text_config is {nested!r}; it must be a mapping of the text model's keys"
+        )
     return nested  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -80,7 +82,9 @@ def _layer_kinds(text: Mapping[str, Any]) -> tuple[LayerKind, ...]:
         period = _int(text, "sliding_window_pattern", fallback=text.get("_sliding_window_pattern"))
         return tuple("full" if (i + 1) % period == 0 else "sliding" for i in range(count))
     if len(names) != count:
-        raise ConfigError(f"config key layer_types lists {len(names)} layers, num_hidden_layers says {count}")
+        raise ConfigError(
+            f"config key layer_types lists {len(names)} layers, num_hidden_layers says {count}"
+        )
     for i, name in enumerate(names):
         if name not in _KINDS:
             raise ConfigError(
@@ -92,7 +96,9 @@ def _layer_kinds(text: Mapping[str, Any]) -> tuple[LayerKind, ...]:
 def _refuse_unimplemented(text: Mapping[str, Any]) -> None:
     activation = text.get("hidden_activation", text.get("hidden_act"))
     if activation != "gelu_pytorch_tanh":
-        raise ConfigError(f"config key hidden_activation is {activation!r}; only gelu_pytorch_tanh is implemented")
+        raise ConfigError(
+            f"config key hidden_activation is {activation!r}; only gelu_pytorch_tanh is implemented"
+        )
     if text.get("attention_bias"):
         raise ConfigError("config key attention_bias is true; attention biases are not implemented")
     if text.get("attn_logit_softcapping") is not None:
@@ -101,10 +107,14 @@ def _refuse_unimplemented(text: Mapping[str, Any]) -> None:
             "Gemma 3 and 4 have none (it belongs to Gemma 2)"
         )
     if text.get("use_bidirectional_attention") in (True, "all"):
-        raise ConfigError("config key use_bidirectional_attention asks for an encoder; only causal text is served")
+        raise ConfigError(
+            "config key use_bidirectional_attention asks for an encoder; only causal text is served"
+        )
 
 
-def _layer(text: Mapping[str, Any], family: str, kinds: tuple[LayerKind, ...], index: int) -> LayerSpec:
+def _layer(
+    text: Mapping[str, Any], family: str, kinds: tuple[LayerKind, ...], index: int
+) -> LayerSpec:
     kind = kinds[index]
     k_eq_v = bool(text.get("attention_k_eq_v")) and kind == "full"
     head_dim, kv_heads = _geometry(text, family, kind, k_eq_v, index)
@@ -169,7 +179,9 @@ def _rope(text: Mapping[str, Any], kind: LayerKind) -> Rope:
     if name == "proportional":
         partial = _float(row, "partial_rotary_factor", prefix=prefix)
         return Rope(theta, "proportional", partial=partial)
-    raise ConfigError(f"config key {prefix}rope_type is {name!r}; implemented: default, linear, proportional")
+    raise ConfigError(
+        f"config key {prefix}rope_type is {name!r}; implemented: default, linear, proportional"
+    )
 
 
 def _old_rope(text: Mapping[str, Any], kind: LayerKind) -> Rope:
@@ -182,7 +194,11 @@ def _old_rope(text: Mapping[str, Any], kind: LayerKind) -> Rope:
     name = scaling.get("rope_type", scaling.get("type"))
     if name != "linear":
         raise ConfigError(f"config key rope_scaling.rope_type is {name!r}; implemented: linear")
-    return Rope(_float(text, "rope_theta"), "linear", factor=_float(scaling, "factor", prefix="rope_scaling."))
+    return Rope(
+        _float(text, "rope_theta"),
+        "linear",
+        factor=_float(scaling, "factor", prefix="rope_scaling."),
+    )
 
 
 def _moe(text: Mapping[str, Any]) -> MoeConfig | None:
@@ -196,7 +212,9 @@ def _moe(text: Mapping[str, Any]) -> MoeConfig | None:
 
 
 def _ple_vocab(text: Mapping[str, Any]) -> int:
-    return _int(text, "vocab_size_per_layer_input") if text.get("hidden_size_per_layer_input") else 0
+    return (
+        _int(text, "vocab_size_per_layer_input") if text.get("hidden_size_per_layer_input") else 0
+    )
 
 
 def _stop_ids(family: str, raw: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, ...]:
@@ -209,7 +227,12 @@ def _stop_ids(family: str, raw: Mapping[str, Any], text: Mapping[str, Any]) -> t
 
 
 def _stored_dtype(raw: Mapping[str, Any], text: Mapping[str, Any]) -> DTypeName:
-    for value in (text.get("dtype"), raw.get("dtype"), text.get("torch_dtype"), raw.get("torch_dtype")):
+    for value in (
+        text.get("dtype"),
+        raw.get("dtype"),
+        text.get("torch_dtype"),
+        raw.get("torch_dtype"),
+    ):
         if value in ("float32", "bfloat16", "float16"):
             return value
     return "bfloat16"
@@ -217,7 +240,9 @@ def _stored_dtype(raw: Mapping[str, Any], text: Mapping[str, Any]) -> DTypeName:
 
 def _key(mapping: Mapping[str, Any], name: str, prefix: str = "") -> Any:
     if mapping.get(name) is None:
-        raise ConfigError(f"config key {prefix}{name} is missing; use the config.json the model was published with")
+        raise ConfigError(
+            f"config key {prefix}{name} is missing; use the config.json the model was published with"
+        )
     return mapping[name]
 
 

@@ -1,0 +1,398 @@
+"""Attention over pages against a dense float64 oracle that shares no code with it, and proof that K/V stays in place.
+
+One table of cases, for every implementation. In each the pages are shuffled, pages that no row lists hold NaN, and
+what a row lists but must not see (page 0, slots past its last key) holds huge numbers.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from tests.tiny_model import tiny_config
+
+from onechip.cache.pages import PageTable, PoolShape
+from onechip.engine.buckets import Bucket, BucketTable
+from onechip.engine.runner import DeviceRunner, Shapes
+from onechip.errors import ConfigError
+from onechip.kernels.attention import (
+    IMPLEMENTATIONS,
+    KV,
+    Ragged,
+    attend,
+    plan,
+    storage_dtype,
+    write,
+)
+from onechip.model.load import random_params
+from onechip.model.spec import model_config
+
+HUGE = 6e4  # finite in float16 too
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows`: (query tokens, keys) of each row, rows of one token first. `tokens`, `slots`: the padded bucket."""
+
+    name: str
+    rows: tuple[tuple[int, int], ...]
+    window: int | None = None
+    page: int = 16
+    heads: tuple[int, int, int] = (4, 2, 16)  # N, K, H
+    scale: float | None = None
+    tokens: int = 0
+    slots: int = 0
+
+    @property
+    def bucket(self) -> tuple[int, int]:
+        tokens, rows = sum(q for q, _ in self.rows), len(self.rows)
+        slots = max(self.slots, rows)
+        decode = all(q <= 1 for q, _ in self.rows) and not self.tokens
+        return (slots, slots) if decode else (max(self.tokens, tokens, slots + 1), slots)
+
+
+def ones(*keys: int) -> tuple[tuple[int, int], ...]:
+    return tuple((1, key) for key in keys)
+
+
+CASES = [
+    Case("decode", ones(1, 2, 40, 100), None),
+    Case("decode, page edges", ones(15, 16, 17, 31, 32, 33, 63, 64, 65, 128)),
+    Case("decode, page edges of 4", ones(3, 4, 5, 8, 63, 64, 65), page=4),
+    Case("decode, one long beside many short", ones(1, 700, 2, 1, 3)),
+    Case("decode, window 16", ones(14, 15, 16, 17, 18, 32, 33, 200), 16),
+    Case("decode, window 16, pages of 4", ones(15, 16, 17, 19, 20, 21, 200), 16, page=4),
+    Case("decode, window 512", ones(511, 512, 513, 1100), 512),
+    Case("decode, padding rows", ones(5, 70), 16, slots=8),
+    Case("decode, empty rows between", ((1, 5), (0, 0), (1, 70), (0, 0)), 16),
+    Case("decode, window 1", ones(1, 2, 40), 1),
+    Case("decode in a mixed bucket", ones(5, 70, 9), None, tokens=40, slots=4),
+    Case("whole prompt", ((50, 50),)),
+    Case("one more than a tile", ((65, 65),)),
+    Case("second chunk", ((30, 100),)),
+    Case("chunk of two, page edges of 4", ((2, 16), (2, 17), (2, 18), (2, 2)), page=4),
+    Case("prompt across window 16", ((15, 15), (16, 16), (17, 17), (40, 40)), 16),
+    Case("chunk behind window 16", ((3, 17), (20, 100), (150, 400)), 16, page=4),
+    Case("prompt across window 512", ((30, 525),), 512),
+    Case(
+        "singles beside long chunks", ((1, 9), (1, 300), (1, 1), (150, 150), (2, 90)), 16, slots=6
+    ),
+    Case(
+        "singles beside long chunks, full",
+        ((1, 9), (1, 300), (1, 1), (70, 200), (3, 3)),
+        tokens=100,
+    ),
+    Case("everything padded", ((1, 20), (17, 17)), 16, tokens=64, slots=8),
+    Case("E2B sliding", ((1, 600), (1, 3), (20, 530)), 512, heads=(8, 1, 256), scale=1.0),
+    Case("E2B full", ((1, 70), (20, 30)), heads=(8, 1, 512), scale=1.0),
+    Case("E4B", ((1, 70), (20, 30)), heads=(8, 2, 256)),
+    Case("12B", ((1, 70), (20, 30)), 16, heads=(16, 8, 256)),
+    Case("31B full", ((1, 70), (20, 30)), heads=(32, 4, 512)),
+    Case("K/V heads 16", ((1, 70), (20, 30)), heads=(16, 16, 16)),
+    Case("K/V heads 3", ((1, 70), (20, 30)), heads=(9, 3, 32)),
+    Case("270M", ((1, 70), (20, 30)), 16, heads=(4, 1, 256)),
+]
+
+
+@dataclass
+class Problem:
+    """Inputs of one case, and the same keys and values as plain arrays."""
+
+    q: np.ndarray
+    keys: list[np.ndarray]
+    values: list[np.ndarray]
+    pools: tuple[np.ndarray, np.ndarray]
+    rows: Ragged
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    return np.asarray(jnp.asarray(x, dtype).astype(jnp.float32))
+
+
+def problem(case: Case, dtype: str, stale: float = HUGE) -> Problem:
+    """Random inputs, exact in `dtype`. `stale` fills the slots past a row's last key, in pages it owns."""
+    rng = np.random.default_rng(len(case.name))
+    (heads, kv_heads, dim), (tokens, slots), page = case.heads, case.bucket, case.page
+    pages = [-(-keys // page) for _, keys in case.rows]
+    total = sum(pages) + 5
+    physical = iter(rng.permutation(np.arange(1, total)))
+    pools = [np.full((kv_heads, total, page, dim), np.nan, np.float32) for _ in range(2)]
+    for pool in pools:
+        pool[:, 0] = HUGE
+    lists, firsts, contents = [], [], ([], [])
+    for (count, keys), held in zip(case.rows, pages, strict=True):
+        first = 0 if case.window is None else max(0, keys - count - case.window + 1) // page
+        owned = [int(next(physical)) for _ in range(held - first)]
+        for pool, content in zip(pools, contents, strict=True):
+            content.append(rounded(rng.normal(size=(keys, kv_heads, dim)), dtype))
+            for column, where in enumerate(owned, first):
+                part = content[-1][column * page : (column + 1) * page]
+                pool[:, where] = stale
+                pool[:, where, : len(part)] = part.transpose(1, 0, 2)
+        lists.append(owned)
+        firsts.append(first)
+    table = np.zeros((slots, max(map(len, lists), default=1) + 1), np.int32)
+    for index, owned in enumerate(lists):
+        table[index, : len(owned)] = owned
+    lengths = np.zeros((4, slots), np.int32)
+    lengths[1, : len(case.rows)] = [count for count, _ in case.rows]
+    lengths[2, : len(case.rows)] = [keys for _, keys in case.rows]
+    lengths[3, : len(case.rows)] = firsts
+    lengths[0] = np.cumsum(lengths[1]) - lengths[1]
+    if tokens == slots:
+        lengths[0] = np.arange(slots)
+    singles = next((i for i, (n, _) in enumerate(case.rows) if n > 1), len(case.rows))
+    rows = Ragged(
+        *map(jnp.asarray, lengths[:3]),
+        jnp.asarray(table),
+        jnp.asarray(lengths[3]),
+        jnp.int32(singles),
+    )
+    q = rounded(rng.normal(size=(tokens, heads, dim)), dtype)
+    return Problem(q, contents[0], contents[1], (pools[0], pools[1]), rows)
+
+
+def stored(pool: np.ndarray, dtype: str, storage: str) -> jax.Array:
+    values = jnp.asarray(pool, dtype)
+    return values if storage == dtype else jax.lax.bitcast_convert_type(values, storage)
+
+
+def oracle(case: Case, given: Problem, scale: float) -> Iterator[tuple[int, np.ndarray]]:
+    """(packed index, output [N, H]) of every real query, one softmax at a time, in float64."""
+    heads, kv_heads, _ = case.heads
+    for row, (count, length) in enumerate(case.rows):
+        for index in range(count):
+            position = length - count + index
+            low = 0 if case.window is None else max(0, position - case.window + 1)
+            token = int(given.rows.q_start[row]) + index
+            out = []
+            for head in range(heads):
+                kv = head * kv_heads // heads
+                keys = given.keys[row][low : position + 1, kv].astype(np.float64)
+                score = scale * (keys @ given.q[token, head].astype(np.float64))
+                weight = np.exp(score - score.max())
+                out.append(weight @ given.values[row][low : position + 1, kv] / weight.sum())
+            yield token, np.stack(out)
+
+
+def run(case: Case, given: Problem, dtype: str, storage: str, implementation: str) -> np.ndarray:
+    kv = KV(*(stored(pool, dtype, storage) for pool in given.pools), dtype)
+    scale = case.scale or case.heads[2] ** -0.5
+
+    @jax.jit
+    def compute(q: jax.Array, kv: KV, rows: Ragged) -> jax.Array:
+        work = plan(rows, q.shape[0], case.page, case.window)
+        return attend(q, kv, work, scale=scale, implementation=implementation)
+
+    return np.asarray(compute(given.q, kv, given.rows))
+
+
+def check(case: Case, dtype: str, storage: str, implementation: str, stale: float = HUGE) -> None:
+    given = problem(case, dtype, stale)
+    found = run(case, given, dtype, storage, implementation)
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    assert found.dtype == np.float32 and found.shape == given.q.shape
+    for token, expected in oracle(case, given, case.scale or case.heads[2] ** -0.5):
+        np.testing.assert_allclose(found[token], expected, atol=tolerance, err_msg=f"token {token}")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_attention_is_the_dense_formula(case: Case, implementation: str):
+    check(case, "float32", "float32", implementation)
+
+
+HALF = [
+    case
+    for case in CASES
+    if case.name in ("decode", "singles beside long chunks", "E2B sliding", "31B full")
+]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("dtype", "storage"),
+    [
+        ("bfloat16", "uint16"),
+        ("float16", "uint16"),
+        ("bfloat16", "bfloat16"),
+        ("float16", "float16"),
+    ],
+)
+@pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
+def test_half_precision_pages_give_the_same_in_either_storage(
+    case: Case, dtype: str, storage: str, implementation: str
+):
+    check(case, dtype, storage, implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.name in ("decode", "second chunk", "decode, window 16")], ids=str
+)
+def test_what_a_broken_request_left_in_a_page_does_not_matter(case: Case, implementation: str):
+    """NaN times a probability of zero is NaN: values that nobody may see must not meet the matmul."""
+    check(case, "float32", "float32", implementation, stale=math.nan)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows", [ones(9, 9, 70), ((1, 9), (1, 70), (20, 30))])
+def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(rows: Any, implementation: str):
+    case = Case("a neighbour of NaN", rows, slots=4)
+    given = problem(case, "float32")
+    bad = int(given.rows.table[1, 0])
+    for pool in given.pools:
+        pool[:, bad] = np.nan
+    found = run(case, given, "float32", "float32", implementation)
+    for token, expected in oracle(case, given, 0.25):
+        if token == 1:
+            assert np.isnan(found[token]).all()
+        else:
+            np.testing.assert_allclose(found[token], expected, atol=1e-5)
+
+
+def test_an_implementation_that_does_not_exist_is_refused():
+    case = CASES[0]
+    with pytest.raises(ConfigError, match="'fast' does not exist"):
+        run(case, problem(case, "float32"), "float32", "float32", "fast")
+
+
+def test_decode_reads_no_more_blocks_than_the_rows_need():
+    """64 keys an item: a row of 10 keys costs one beside a row of 1,000, and a window costs its own length."""
+    full = Case("full", ((1, 10), (1, 1000), (1, 64), (1, 65), (0, 0)), slots=8)
+    assert int(plan(problem(full, "float32").rows, 8, 16, None).items.count) == 1 + 16 + 1 + 2
+    sliding = replace(full, window=100)
+    assert int(plan(problem(sliding, "float32").rows, 8, 16, 100).items.count) == 1 + 2 + 1 + 2
+
+
+def test_a_chunk_gets_the_tiles_its_queries_need():
+    case = Case("chunks", ((1, 10), (64, 64), (65, 900), (1, 1)), slots=8, tokens=200)
+    case = replace(case, rows=((1, 10), (1, 1), (64, 64), (65, 900)))
+    work = plan(problem(case, "float32").rows, 200, 16, None)
+    assert work.tiles is not None
+    assert (int(work.items.count), int(work.tiles.count)) == (2, 1 + 2)
+
+
+def shapes_in(jaxpr: Jaxpr) -> Iterator[tuple[int, ...]]:
+    """The shape of every intermediate, loop bodies included."""
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            yield variable.aval.shape
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                if isinstance(inner, ClosedJaxpr):
+                    yield from shapes_in(inner.jaxpr)
+                elif isinstance(inner, Jaxpr):
+                    yield from shapes_in(inner)
+
+
+@pytest.mark.parametrize("tokens", [8, 96])
+def test_nothing_is_as_wide_as_the_context(tokens: int):
+    context, rows, page = 8192, 8, 16
+    zeros = jnp.zeros(rows, jnp.int32)
+    table = jnp.zeros((rows, context // page), jnp.int32)
+    ragged = Ragged(zeros, zeros, zeros, table, zeros, jnp.int32(0))
+    pool = jax.ShapeDtypeStruct((2, 1031, page, 16), jnp.float32)
+
+    def compute(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attend(q, KV(k, v, "float32"), plan(ragged, tokens, page, None), scale=1.0)
+
+    traced = jax.make_jaxpr(compute)(jax.ShapeDtypeStruct((tokens, 4, 16), jnp.float32), pool, pool)
+    shapes = list(shapes_in(traced.jaxpr))
+    assert len(shapes) > 100
+    assert max(max(shape, default=0) for shape in shapes) < context / 4
+    assert max(math.prod(shape) for shape in shapes) < tokens * context
+
+
+# K/V stays where it is.
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_new_keys_land_in_their_slots_and_the_pool_is_the_same_memory(dtype: str):
+    storage = storage_dtype(dtype, "cpu")
+    pools = [jnp.zeros((2, 50, 16, 8), storage) for _ in range(2)]
+    kv = KV(pools[0], pools[1], dtype)
+    rng = np.random.default_rng(0)
+    k, v = (rounded(rng.normal(size=(5, 2, 8)), dtype) for _ in range(2))
+    page, slot = jnp.array([3, 3, 7, 0, 49]), jnp.array([0, 15, 2, 0, 4])
+    compiled = jax.jit(write, donate_argnums=0).lower(kv, k, v, page, slot).compile()
+    assert compiled.memory_analysis().alias_size_in_bytes == 2 * pools[0].nbytes
+    where = [kv.k.unsafe_buffer_pointer(), kv.v.unsafe_buffer_pointer()]
+    new = compiled(kv, k, v, page, slot)
+    assert [new.k.unsafe_buffer_pointer(), new.v.unsafe_buffer_pointer()] == where
+    for pool, given in ((new.k, k), (new.v, v)):
+        values = (
+            pool if pool.dtype == jnp.dtype(dtype) else jax.lax.bitcast_convert_type(pool, dtype)
+        )
+        found = np.asarray(values.astype(jnp.float32))
+        np.testing.assert_array_equal(found[:, page, slot].transpose(1, 0, 2), given)
+        found[:, page, slot] = 0
+        assert not found.any()
+
+
+PAGES = 4096  # large beside everything else in the tiny model
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bucket"),
+    [("float32", Bucket(4, 4)), ("bfloat16", Bucket(4, 4)), ("bfloat16", Bucket(32, 4))],
+    ids=str,
+)
+def test_a_step_neither_copies_nor_converts_a_pool(dtype: Any, bucket: Bucket):
+    config = model_config(tiny_config())
+    window = config.window
+    pages = PageTable(16, {"full": PoolShape(PAGES, None), "sliding": PoolShape(PAGES, window)})
+    shapes = Shapes(config, dtype, dtype, 16, 4, 8, 4, "auto")
+    here = jax.local_devices()[0]
+    params = random_params(config, dtype, here)
+    runner = DeviceRunner(shapes, BucketTable((bucket,), 32), params, pages, here)
+    pools = [pool for kv in runner.caches for pool in (kv.k, kv.v)]
+    program = runner.lower(bucket).compile()
+    memory = program.memory_analysis()
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.state))
+    assert memory.alias_size_in_bytes == sum(pool.nbytes for pool in pools) + state
+    smallest = min(pool.size for pool in pools)
+    assert memory.temp_size_in_bytes < smallest * pools[0].dtype.itemsize
+    assert large(program.as_text(), smallest) == []
+    where = [pool.unsafe_buffer_pointer() for pool in pools]
+    vector, fields = shapes.layout(bucket).pack()
+    fields["slot"][:] = 4
+    caches, _, _ = program(runner.params, runner.caches, runner.state, vector)
+    assert [pool.unsafe_buffer_pointer() for kv in caches for pool in (kv.k, kv.v)] == where
+
+
+_MOVES = re.compile(r"= \w+\[([\d,]*)\]\S* (copy|convert|transpose|copy-start)\(")
+
+
+def large(text: str, size: int) -> list[str]:
+    """Instructions of optimised HLO that rewrite an array of `size` elements or more."""
+    found: list[str] = []
+    for line in text.splitlines():
+        match = _MOVES.search(line)
+        if match and math.prod(int(n) for n in match[1].split(",") if n) >= size:
+            found.append(line.strip()[:160])
+    return found
+
+
+def test_the_search_for_large_copies_finds_one():
+    x = jnp.zeros((64, 128))
+    text = jax.jit(lambda x: (x.T.astype(jnp.bfloat16), x + 1)).lower(x).compile().as_text()
+    assert large(text, 64 * 128) != []
+    assert large(text, 64 * 128 + 1) == []
+
+
+def test_page_zero_may_hold_anything_finite_and_takes_what_padding_writes():
+    """Padding rows list page 0 and write to it; real rows must not notice."""
+    case = Case("padding", ones(5, 70), None, slots=8)
+    given = problem(case, "float32")
+    first = run(case, given, "float32", "float32", "auto")
+    for pool in given.pools:
+        pool[:, 0] = -3.0
+    second = run(case, given, "float32", "float32", "auto")
+    np.testing.assert_array_equal(first[:2], second[:2])
