@@ -34,9 +34,11 @@ TIE = 0.01  # nats between best and second under which the order is a matter of 
 EXACT = (
     2e-3  # nats: the reference's file is rounded to 1e-5, float32 sums in another order do the rest
 )
-# bfloat16 keeps 8 bits: weights and activations move each log probability by some percent of a nat.
-BF16_MEAN = 0.06
-BF16_TOP1 = 0.93
+# bfloat16 keeps 8 bits of what goes into a matmul. Measured on a CPU: mean 0.0026 and at most 0.073 nats, 98.7% of the
+# greedy choices. The bounds are for any device.
+BF16_MEAN = 0.01
+BF16_MOST = 0.25
+BF16_TOP1 = 0.96
 
 PARAMS = SamplingParams(
     max_tokens=STEPS, temperature=0.0, ignore_eos=True, logprobs=TOP, prompt_logprobs=0
@@ -112,14 +114,14 @@ def test_the_text_is_the_references(index: int, together: list[Completion]):
 
 
 def test_most_steps_are_compared():
-    assert sum(decided_steps(case) for case in CASES) >= 0.75 * STEPS * len(CASES)
+    assert sum(decided_steps(case) for case in CASES) >= 0.7 * STEPS * len(CASES)
 
 
 def test_bfloat16_stays_near_the_reference():
     """Every prompt and reference answer is scored whole, so one early flip does not end the comparison.
 
-    Bounds: the mean distance of all log probabilities that the reference recorded, and how often the reference's
-    greedy choice is bfloat16's best too.
+    Bounds: the mean and the largest distance of all log probabilities that the reference recorded, and how often the
+    reference's greedy choice is bfloat16's best too.
     """
     llm = LLM("demo", dtype="bfloat16", max_seqs=len(CASES), max_model_len=1024)
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=1)
@@ -136,7 +138,7 @@ def test_bfloat16_stays_near_the_reference():
         for one, step in zip(answer, case["greedy"], strict=True):
             errors.append(abs(one.logprob - step["top"][0][1]))
             agreed.append(one.top_ids[0] == step["id"])
-    print(f"bfloat16: mean {np.mean(errors):.4f} max {max(errors):.3f} top-1 {np.mean(agreed):.4f}")
     assert np.mean(errors) < BF16_MEAN
+    assert max(errors) < BF16_MOST
     assert np.mean(agreed) > BF16_TOP1
     llm.engine.check_idle()

@@ -202,14 +202,15 @@ def test_a_padded_bucket_changes_nothing(llm: LLM, alone: list[Completion]):
 
 def test_preemption_changes_nothing(llm: LLM, alone: list[Completion]):
     """Text, penalties and log probabilities go on where they were."""
-    pages = llm.engine.scheduler.pages
+    pool = llm.engine.scheduler.pages.pools["full"]
     before = llm.engine.stats().preemptions
-    spare = 40  # pages left to 32 sequences that want up to 19 each
-    assert pages.grow("ballast", 0, (len(pages.pools["full"].free) - spare) * pages.page_size)
+    taken = pool.take(
+        len(pool.free) - 40
+    )  # what is left, to 32 sequences that want up to 19 pages each
     try:
         found = llm.generate(*mixed_requests(32))
     finally:
-        pages.release("ballast")
+        pool.give(taken)
     assert llm.engine.stats().preemptions > before + 3
     same(found, alone)
 
@@ -298,7 +299,6 @@ def test_decoding_agrees_with_scoring_the_whole(llm: LLM, alone: list[Completion
         {"dtype": "bfloat16"},
         {"dtype": "float16"},
         {"kv_dtype": "bfloat16"},
-        {"dtype": "bfloat16", "kv_dtype": "float32"},
     ],
     ids=lambda flags: " ".join(f"{k}={v}" for k, v in flags.items()),
 )
@@ -306,13 +306,10 @@ def test_other_dtypes_give_nearly_the_same_distribution(
     llm: LLM, folder: str, flags: dict[str, str]
 ):
     other = tiny(folder, max_seqs=4, **flags)
-    device(other).table = BucketTable((Bucket(32, 4, score=True), Bucket(32, 4)), 32)
     prompt = list(range(40, 70))
     exact, rough = log_softmax(llm.score(prompt)), log_softmax(other.score(prompt))
     off = np.abs(exact - rough).max()
     assert 0 < off < 0.5
-    (answer,) = other.generate([prompt], replace(GREEDY, max_tokens=3))
-    assert len(answer.token_ids) == 3
 
 
 # Parameters of sampling, end to end on a model whose logits are all zero.
@@ -322,8 +319,12 @@ def test_other_dtypes_give_nearly_the_same_distribution(
 def parameters(llm: LLM, change: Callable[[Any], Any]) -> Iterator[None]:
     runner = device(llm)
     before, runner.params = runner.params, change(runner.params)
-    yield
-    runner.params = before
+    try:
+        yield
+    finally:
+        runner.params = before
+        # Whatever the changed model wrote goes too, so that a failure here is not the next test's.
+        runner.caches = jax.tree.map(jax.numpy.zeros_like, runner.caches)
 
 
 @pytest.fixture
@@ -376,15 +377,15 @@ def test_every_way_to_be_greedy_is_greedy(zero: LLM, values: dict[str, float]):
 
 
 def test_a_sequence_draws_anew_at_every_position(zero: LLM):
-    """200 draws from ten equal ids, over 20 seeds: even counts, and no period of up to 20."""
-    ten = range(50, 60)
+    """100 draws from ten equal ids, under 20 seeds: even counts, and no period of up to 20."""
+    ten = range(60, 70)  # no stop id among them
     params = [
         SamplingParams(max_tokens=100, seed=seed, logit_bias=dict.fromkeys(ten, 100.0))
         for seed in range(20)
     ]
     rows = np.array([a.token_ids for a in zero.generate([[5]] * 20, params)])
-    for sample in (rows.ravel(), rows[:, 0].repeat(1), *rows[:3]):
-        counts = np.bincount(sample - 50, minlength=10)
+    for sample in (rows.ravel(), *rows[:3]):
+        counts = np.bincount(sample - 60, minlength=10)
         expected = sample.size / 10
         assert ((counts - expected) ** 2 / expected).sum() < 33.7  # chi-square, 9 degrees, p > 1e-4
     for period in range(1, 21):

@@ -109,7 +109,7 @@ class LLM:
         check_prompt(tuple(token_ids), vocab_size=info.vocab_size)
         sampling = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0.0, seed=0)
         hidden: list[np.ndarray] = []
-        # The engine scores the positions that predict a prompt token: one more token, never seen, makes the last one so.
+        # Positions that predict a prompt token are scored: one more token, never seen, makes the last one so.
         ids = (*token_ids, token_ids[0])
         key = f"llm-{next(self._ids)}"
         (request,) = prepare(key, ids, sampling, info, self.config.eos_ids)

@@ -7,7 +7,8 @@ what a row lists but must not see (page 0, slots past its last key) holds huge n
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from onechip.kernels.attention import (
     IMPLEMENTATIONS,
     KV,
     Ragged,
+    Work,
     attend,
     plan,
     storage_dtype,
@@ -34,27 +36,30 @@ from onechip.model.load import random_params
 from onechip.model.spec import model_config
 
 HUGE = 6e4  # finite in float16 too
+# Of a pool, and of a row's table: the same for all cases, so that they share programs.
+PAGES, COLUMNS = 160, 64
 
 
 @dataclass(frozen=True)
 class Case:
-    """`rows`: (query tokens, keys) of each row, rows of one token first. `tokens`, `slots`: the padded bucket."""
+    """`rows`: (query tokens, keys) of each row, rows of one token first. `mixed`: in a mixed bucket all the same."""
 
     name: str
     rows: tuple[tuple[int, int], ...]
     window: int | None = None
     page: int = 16
     heads: tuple[int, int, int] = (4, 2, 16)  # N, K, H
-    scale: float | None = None
-    tokens: int = 0
-    slots: int = 0
+    mixed: bool = False
+
+    @property
+    def scale(self) -> float:
+        return self.heads[2] ** -0.5
 
     @property
     def bucket(self) -> tuple[int, int]:
-        tokens, rows = sum(q for q, _ in self.rows), len(self.rows)
-        slots = max(self.slots, rows)
-        decode = all(q <= 1 for q, _ in self.rows) and not self.tokens
-        return (slots, slots) if decode else (max(self.tokens, tokens, slots + 1), slots)
+        """Two buckets for all cases, so that they share programs; decode has a token a row."""
+        decode = all(count <= 1 for count, _ in self.rows) and not self.mixed
+        return (10, 10) if decode else (256, 10)
 
 
 def ones(*keys: int) -> tuple[tuple[int, int], ...]:
@@ -69,10 +74,10 @@ CASES = [
     Case("decode, window 16", ones(14, 15, 16, 17, 18, 32, 33, 200), 16),
     Case("decode, window 16, pages of 4", ones(15, 16, 17, 19, 20, 21, 200), 16, page=4),
     Case("decode, window 512", ones(511, 512, 513, 1100), 512),
-    Case("decode, padding rows", ones(5, 70), 16, slots=8),
+    Case("decode, padding rows", ones(5, 70), 16),
     Case("decode, empty rows between", ((1, 5), (0, 0), (1, 70), (0, 0)), 16),
     Case("decode, window 1", ones(1, 2, 40), 1),
-    Case("decode in a mixed bucket", ones(5, 70, 9), None, tokens=40, slots=4),
+    Case("decode in a mixed bucket", ones(5, 70, 9), None, mixed=True),
     Case("whole prompt", ((50, 50),)),
     Case("one more than a tile", ((65, 65),)),
     Case("second chunk", ((30, 100),)),
@@ -80,17 +85,14 @@ CASES = [
     Case("prompt across window 16", ((15, 15), (16, 16), (17, 17), (40, 40)), 16),
     Case("chunk behind window 16", ((3, 17), (20, 100), (150, 400)), 16, page=4),
     Case("prompt across window 512", ((30, 525),), 512),
-    Case(
-        "singles beside long chunks", ((1, 9), (1, 300), (1, 1), (150, 150), (2, 90)), 16, slots=6
-    ),
+    Case("singles beside long chunks", ((1, 9), (1, 300), (1, 1), (150, 150), (2, 90)), 16),
     Case(
         "singles beside long chunks, full",
         ((1, 9), (1, 300), (1, 1), (70, 200), (3, 3)),
-        tokens=100,
     ),
-    Case("everything padded", ((1, 20), (17, 17)), 16, tokens=64, slots=8),
-    Case("E2B sliding", ((1, 600), (1, 3), (20, 530)), 512, heads=(8, 1, 256), scale=1.0),
-    Case("E2B full", ((1, 70), (20, 30)), heads=(8, 1, 512), scale=1.0),
+    Case("everything padded", ((1, 20), (17, 17)), 16),
+    Case("E2B sliding", ((1, 600), (1, 3), (20, 530)), 512, heads=(8, 1, 256)),
+    Case("E2B full", ((1, 70), (20, 30)), heads=(8, 1, 512)),
     Case("E4B", ((1, 70), (20, 30)), heads=(8, 2, 256)),
     Case("12B", ((1, 70), (20, 30)), 16, heads=(16, 8, 256)),
     Case("31B full", ((1, 70), (20, 30)), heads=(32, 4, 512)),
@@ -120,9 +122,8 @@ def problem(case: Case, dtype: str, stale: float = HUGE) -> Problem:
     rng = np.random.default_rng(len(case.name))
     (heads, kv_heads, dim), (tokens, slots), page = case.heads, case.bucket, case.page
     pages = [-(-keys // page) for _, keys in case.rows]
-    total = sum(pages) + 5
-    physical = iter(rng.permutation(np.arange(1, total)))
-    pools = [np.full((kv_heads, total, page, dim), np.nan, np.float32) for _ in range(2)]
+    physical = iter(rng.permutation(np.arange(1, PAGES)))
+    pools = [np.full((kv_heads, PAGES, page, dim), np.nan, np.float32) for _ in range(2)]
     for pool in pools:
         pool[:, 0] = HUGE
     lists, firsts, contents = [], [], ([], [])
@@ -137,7 +138,7 @@ def problem(case: Case, dtype: str, stale: float = HUGE) -> Problem:
                 pool[:, where, : len(part)] = part.transpose(1, 0, 2)
         lists.append(owned)
         firsts.append(first)
-    table = np.zeros((slots, max(map(len, lists), default=1) + 1), np.int32)
+    table = np.zeros((slots, COLUMNS), np.int32)
     for index, owned in enumerate(lists):
         table[index, : len(owned)] = owned
     lengths = np.zeros((4, slots), np.int32)
@@ -163,7 +164,7 @@ def stored(pool: np.ndarray, dtype: str, storage: str) -> jax.Array:
     return values if storage == dtype else jax.lax.bitcast_convert_type(values, storage)
 
 
-def oracle(case: Case, given: Problem, scale: float) -> Iterator[tuple[int, np.ndarray]]:
+def oracle(case: Case, given: Problem) -> Iterator[tuple[int, np.ndarray]]:
     """(packed index, output [N, H]) of every real query, one softmax at a time, in float64."""
     heads, kv_heads, _ = case.heads
     for row, (count, length) in enumerate(case.rows):
@@ -175,7 +176,7 @@ def oracle(case: Case, given: Problem, scale: float) -> Iterator[tuple[int, np.n
             for head in range(heads):
                 kv = head * kv_heads // heads
                 keys = given.keys[row][low : position + 1, kv].astype(np.float64)
-                score = scale * (keys @ given.q[token, head].astype(np.float64))
+                score = case.scale * (keys @ given.q[token, head].astype(np.float64))
                 weight = np.exp(score - score.max())
                 out.append(weight @ given.values[row][low : position + 1, kv] / weight.sum())
             yield token, np.stack(out)
@@ -183,14 +184,23 @@ def oracle(case: Case, given: Problem, scale: float) -> Iterator[tuple[int, np.n
 
 def run(case: Case, given: Problem, dtype: str, storage: str, implementation: str) -> np.ndarray:
     kv = KV(*(stored(pool, dtype, storage) for pool in given.pools), dtype)
-    scale = case.scale or case.heads[2] ** -0.5
+    return np.asarray(
+        compute(given.q, kv, given.rows, case.page, case.window, case.scale, implementation)
+    )
 
-    @jax.jit
-    def compute(q: jax.Array, kv: KV, rows: Ragged) -> jax.Array:
-        work = plan(rows, q.shape[0], case.page, case.window)
-        return attend(q, kv, work, scale=scale, implementation=implementation)
 
-    return np.asarray(compute(given.q, kv, given.rows))
+@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+def compute(
+    q: jax.Array,
+    kv: KV,
+    rows: Ragged,
+    page: int,
+    window: int | None,
+    scale: float,
+    implementation: str,
+) -> jax.Array:
+    work = plan(rows, q.shape[0], page, window)
+    return attend(q, kv, work, scale=scale, implementation=implementation)
 
 
 def check(case: Case, dtype: str, storage: str, implementation: str, stale: float = HUGE) -> None:
@@ -198,7 +208,7 @@ def check(case: Case, dtype: str, storage: str, implementation: str, stale: floa
     found = run(case, given, dtype, storage, implementation)
     tolerance = 1e-5 if dtype == "float32" else 2e-2
     assert found.dtype == np.float32 and found.shape == given.q.shape
-    for token, expected in oracle(case, given, case.scale or case.heads[2] ** -0.5):
+    for token, expected in oracle(case, given):
         np.testing.assert_allclose(found[token], expected, atol=tolerance, err_msg=f"token {token}")
 
 
@@ -208,11 +218,10 @@ def test_attention_is_the_dense_formula(case: Case, implementation: str):
     check(case, "float32", "float32", implementation)
 
 
-HALF = [
-    case
-    for case in CASES
-    if case.name in ("decode", "singles beside long chunks", "E2B sliding", "31B full")
-]
+def named(*names: str) -> list[Case]:
+    found = [case for case in CASES if case.name in names]
+    assert len(found) == len(names)
+    return found
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -225,7 +234,9 @@ HALF = [
         ("float16", "float16"),
     ],
 )
-@pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", named("decode", "singles beside long chunks, full"), ids=lambda case: case.name
+)
 def test_half_precision_pages_give_the_same_in_either_storage(
     case: Case, dtype: str, storage: str, implementation: str
 ):
@@ -234,7 +245,7 @@ def test_half_precision_pages_give_the_same_in_either_storage(
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name in ("decode", "second chunk", "decode, window 16")], ids=str
+    "case", named("decode", "second chunk", "decode, window 16"), ids=lambda case: case.name
 )
 def test_what_a_broken_request_left_in_a_page_does_not_matter(case: Case, implementation: str):
     """NaN times a probability of zero is NaN: values that nobody may see must not meet the matmul."""
@@ -244,13 +255,13 @@ def test_what_a_broken_request_left_in_a_page_does_not_matter(case: Case, implem
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rows", [ones(9, 9, 70), ((1, 9), (1, 70), (20, 30))])
 def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(rows: Any, implementation: str):
-    case = Case("a neighbour of NaN", rows, slots=4)
+    case = Case("a neighbour of NaN", rows)
     given = problem(case, "float32")
     bad = int(given.rows.table[1, 0])
     for pool in given.pools:
         pool[:, bad] = np.nan
     found = run(case, given, "float32", "float32", implementation)
-    for token, expected in oracle(case, given, 0.25):
+    for token, expected in oracle(case, given):
         if token == 1:
             assert np.isnan(found[token]).all()
         else:
@@ -265,18 +276,21 @@ def test_an_implementation_that_does_not_exist_is_refused():
 
 def test_decode_reads_no_more_blocks_than_the_rows_need():
     """64 keys an item: a row of 10 keys costs one beside a row of 1,000, and a window costs its own length."""
-    full = Case("full", ((1, 10), (1, 1000), (1, 64), (1, 65), (0, 0)), slots=8)
-    assert int(plan(problem(full, "float32").rows, 8, 16, None).items.count) == 1 + 16 + 1 + 2
-    sliding = replace(full, window=100)
-    assert int(plan(problem(sliding, "float32").rows, 8, 16, 100).items.count) == 1 + 2 + 1 + 2
+    rows = problem(Case("full", ((1, 10), (1, 1000), (1, 64), (1, 65), (0, 0))), "float32").rows
+    assert item_count(plan(rows, 10, 16, None)) == 1 + 16 + 1 + 2
+    assert item_count(plan(rows, 10, 16, 100)) == 1 + 2 + 1 + 2
 
 
 def test_a_chunk_gets_the_tiles_its_queries_need():
-    case = Case("chunks", ((1, 10), (64, 64), (65, 900), (1, 1)), slots=8, tokens=200)
-    case = replace(case, rows=((1, 10), (1, 1), (64, 64), (65, 900)))
-    work = plan(problem(case, "float32").rows, 200, 16, None)
+    case = Case("chunks", ((1, 10), (1, 1), (64, 64), (65, 900)))
+    work = plan(problem(case, "float32").rows, 256, 16, None)
     assert work.tiles is not None
-    assert (int(work.items.count), int(work.tiles.count)) == (2, 1 + 2)
+    assert (item_count(work), int(work.tiles.count)) == (2, 1 + 2)
+
+
+def item_count(work: Work) -> int:
+    assert work.items is not None
+    return int(work.items.count)
 
 
 def shapes_in(jaxpr: Jaxpr) -> Iterator[tuple[int, ...]]:
@@ -330,13 +344,13 @@ def test_new_keys_land_in_their_slots_and_the_pool_is_the_same_memory(dtype: str
         values = (
             pool if pool.dtype == jnp.dtype(dtype) else jax.lax.bitcast_convert_type(pool, dtype)
         )
-        found = np.asarray(values.astype(jnp.float32))
+        found = np.array(values.astype(jnp.float32))
         np.testing.assert_array_equal(found[:, page, slot].transpose(1, 0, 2), given)
         found[:, page, slot] = 0
         assert not found.any()
 
 
-PAGES = 4096  # large beside everything else in the tiny model
+POOL = 4096  # pages: large beside everything else in the tiny model
 
 
 @pytest.mark.parametrize(
@@ -347,7 +361,7 @@ PAGES = 4096  # large beside everything else in the tiny model
 def test_a_step_neither_copies_nor_converts_a_pool(dtype: Any, bucket: Bucket):
     config = model_config(tiny_config())
     window = config.window
-    pages = PageTable(16, {"full": PoolShape(PAGES, None), "sliding": PoolShape(PAGES, window)})
+    pages = PageTable(16, {"full": PoolShape(POOL, None), "sliding": PoolShape(POOL, window)})
     shapes = Shapes(config, dtype, dtype, 16, 4, 8, 4, "auto")
     here = jax.local_devices()[0]
     params = random_params(config, dtype, here)
@@ -389,7 +403,7 @@ def test_the_search_for_large_copies_finds_one():
 
 def test_page_zero_may_hold_anything_finite_and_takes_what_padding_writes():
     """Padding rows list page 0 and write to it; real rows must not notice."""
-    case = Case("padding", ones(5, 70), None, slots=8)
+    case = Case("padding", ones(5, 70), None)
     given = problem(case, "float32")
     first = run(case, given, "float32", "float32", "auto")
     for pool in given.pools:

@@ -256,6 +256,15 @@ def test_streamed_equals_not_streamed(server: Serving, fields: dict[str, Any]):
             assert [x for part in streamed if part for x in part[key]] == whole["logprobs"][key]
 
 
+def test_prompt_logprobs_of_any_length_compile_nothing(server: Serving):
+    for length in (5, 17, 40):
+        prompt = [2, *range(7000, 7000 + length - 1)]
+        done = server.complete(prompt, max_tokens=1, echo=True, logprobs=1)["choices"][0]
+        assert len(done["logprobs"]["token_logprobs"]) == length + 1
+        assert done["logprobs"]["token_logprobs"][0] is None
+    assert_quiet(server)
+
+
 def test_a_seeded_request_draws_the_same_in_company(server: Serving):
     alone = server.complete("Once upon a time", max_tokens=16, seed=11)["choices"][0]["text"]
     with ThreadPoolExecutor(8) as pool:

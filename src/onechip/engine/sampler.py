@@ -62,7 +62,7 @@ def log_probabilities(logits: Array, token: Array, wanted: Array) -> tuple[Array
 
 
 def _argmax(logits: Array) -> Array:
-    """int32 [R]: the first best entry. By block maxima: a plain argmax over the vocabulary runs unvectorised on CPUs."""
+    """int32 [R]: the first best entry. By block maxima: XLA does not vectorise a plain argmax on a CPU."""
     rows, vocab = logits.shape
     if vocab % _BLOCK:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)

@@ -6,7 +6,7 @@ position kv_len - 1; rows of one token come first. Only pages that a row can see
 (row, block of keys) items whose length is known only on the device, so short rows cost nothing beside long ones and a
 sliding layer never reads behind its window. No mask is ever wider than one block.
 
-`implementation="plain"` is plain JAX: the oracle, and the path of the CPU. Other implementations join `IMPLEMENTATIONS`.
+`implementation="plain"` is plain JAX: the oracle, and the CPU's path. Others join `IMPLEMENTATIONS`.
 Shapes use the package's legend (`onechip.model`); K/V pools are [K, P, Z, H], head-major, so that every matmul's batch
 axes lead and the two minor axes fill a TPU tile even with one K/V head. Page 0 is never owned: padding writes there.
 """
