@@ -147,7 +147,7 @@ def crowd(long: int) -> list[Wish]:
     draw = random.Random(long)
     lengths = [SHORTEST, LONGEST, *(draw.randint(101, LONGEST) for _ in range(long - 1))]
     lengths += [draw.randint(SHORTEST, 100) for _ in range(CLIENTS - len(lengths))]
-    outputs = [1, MOST_OUT, *(draw.randint(2, MOST_OUT // 2) for _ in range(CLIENTS - 2))]
+    outputs = [1, MOST_OUT, *(draw.randint(2, MOST_OUT // 4) for _ in range(CLIENTS - 2))]
     if long > CLIENTS // 2:
         outputs = [1 + index * (MOST_OUT - 1) // (CLIENTS - 1) for index in range(CLIENTS)]
     draw.shuffle(outputs)

@@ -229,15 +229,23 @@ def _scatter(kv: KV, pool: Array, new: Array, page: Array, slot: Array) -> Array
     return pool.at[:, page, slot].set(new.transpose(1, 0, 2), mode="promise_in_bounds")
 
 
-def _load(kv: KV, pool: Array, pages: Array, compute: jnp.dtype) -> Array:
-    """Pages [..., J] of a pool -> keys [K, ..., J * Z, H] in the compute dtype."""
+def _load(
+    kv: KV, pool: Array, pages: Array, compute: jnp.dtype, valid: Array | None = None
+) -> Array:
+    """Pages [..., J] of a pool -> keys [K, ..., J * Z, H] in the compute dtype.
+
+    Keys that are not `valid` [..., J * Z] become 0: a probability of 0 would not keep out a NaN that an earlier owner
+    of the page left there.
+    """
     keys = pool[:, pages]
     keys = keys.reshape(*keys.shape[:-3], keys.shape[-3] * keys.shape[-2], keys.shape[-1])
-    if pool.dtype != jnp.uint16:
-        return keys.astype(compute)
-    if kv.dtype == "bfloat16":  # widening a bf16 is a shift, which XLA fuses into the gather
-        return lax.bitcast_convert_type(keys.astype(jnp.uint32) << 16, jnp.float32).astype(compute)
-    return lax.bitcast_convert_type(keys, jnp.float16).astype(compute)
+    if pool.dtype == jnp.uint16 and kv.dtype == "bfloat16":
+        # Widening a bf16 is a shift, which XLA fuses into the gather.
+        keys = lax.bitcast_convert_type(keys.astype(jnp.uint32) << 16, jnp.float32)
+    elif pool.dtype == jnp.uint16:
+        keys = lax.bitcast_convert_type(keys, jnp.float16)
+    keys = keys.astype(compute)
+    return keys if valid is None else jnp.where(valid[..., None], keys, 0)
 
 
 def _compute_dtype(kv: KV) -> jnp.dtype:
@@ -264,8 +272,9 @@ def _decode(q: Array, kv: KV, items: Items, scale: float) -> Array:
             for part in (items.row, items.pages, items.first, items.low, items.high)
         )
         position = first[:, None] + offset
-        seen = ((position >= low[:, None]) & (position < high[:, None]))[None, :, None]
-        keys, values = _load(kv, kv.k, pages, compute), _load(kv, kv.v, pages, compute)
+        mine = (position >= low[:, None]) & (position < high[:, None])
+        keys, values = _load(kv, kv.k, pages, compute), _load(kv, kv.v, pages, compute, mine)
+        seen = mine[None, :, None]
         queries = grouped[:, jnp.minimum(row, count - 1)]
         # Keys come first, so that it is the few queries XLA's CPU compiler transposes for its matmul, not the keys.
         score = lax.dot_general(
@@ -284,9 +293,14 @@ def _decode(q: Array, kv: KV, items: Items, scale: float) -> Array:
             precision=_precision(compute), preferred_element_type=jnp.float32,
         )  # fmt: skip
         fade = jnp.exp(most - new_most)
-        mine = member.astype(jnp.float32)
-        weight = weight * fade + _gather_shares(mine, share.sum(-1))
-        out = out * fade[..., None] + _gather_shares(mine, mixed)
+        belongs, total = member.astype(jnp.float32), share.sum(-1)
+        # 0 times NaN is NaN: an item that is not finite is left out of the matmuls and breaks its own row alone.
+        finite = jnp.isfinite(mixed).all((0, 2, 3))
+        broken = (member & ~finite).any(1)[None, :, None]
+        total = jnp.where(finite[None, :, None], total, 0)
+        mixed = jnp.where(finite[None, :, None, None], mixed, 0)
+        weight = weight * fade + jnp.where(broken, jnp.nan, _gather_shares(belongs, total))
+        out = out * fade[..., None] + _gather_shares(belongs, mixed)
         return new_most, weight, out
 
     shape = (kv_heads, count, group)
@@ -366,7 +380,8 @@ def _tile(
         seen = (key_at[None] <= position[:, None]) & (key_at[None] < high)
         if window:
             seen &= key_at[None] > position[:, None] - window
-        keys, values = _load(kv, kv.k, pages, compute), _load(kv, kv.v, pages, compute)
+        mine = key_at < high
+        keys, values = _load(kv, kv.k, pages, compute), _load(kv, kv.v, pages, compute, mine)
         score = scale * jnp.einsum(
             "kgqh,ksh->kgqs", grouped, keys,
             precision=_precision(compute), preferred_element_type=jnp.float32,
