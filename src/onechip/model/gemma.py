@@ -90,15 +90,11 @@ def forward(
         )
         h = _finish_layer(ops, p, config, h, mixed, None if ple is None else ple[:, layer.index])
 
-    token, position = packed.token, packed.position
+    token = packed.token
     if not every_position and packed.token.shape != packed.last.shape:
-        h, token, position = h[packed.last], token[packed.last], position[packed.last]
-        count = token.shape[0]
-        work = {
-            kind: plan(w.rows.last_tokens(), count, page_size, w.window, exact=w.items is None)
-            for kind, w in work.items()
-        }
-        ropes = _ropes(ops, config, position)
+        h, token = h[packed.last], token[packed.last]
+        work = _last_tokens(work, token.shape[0], page_size)
+        ropes = _ropes(ops, config, packed.position[packed.last])
     if split < len(config.layers):
         # The projection half of the per-layer inputs reads the embeddings, not h: embed again, it is one gather.
         ple = _per_layer_inputs(
@@ -150,6 +146,14 @@ def _work(
     return {
         kind: plan(packed.pools[kind].rows, tokens, page_size, window, exact=exact)
         for kind, window in windows.items()
+    }
+
+
+def _last_tokens(work: dict[LayerKind, Work], count: int, page_size: int) -> dict[LayerKind, Work]:
+    """The same work for each row's last token alone."""
+    return {
+        kind: plan(w.rows.last_tokens(), count, page_size, w.window, exact=w.items is None)
+        for kind, w in work.items()
     }
 
 
