@@ -208,7 +208,9 @@ def test_preemption_changes_nothing(llm: LLM):
     expected = [llm.generate([p], [s])[0] for p, s in zip(prompts, params, strict=True)]
     pool = llm.engine.scheduler.pages.pools["full"]
     before = llm.engine.stats().preemptions
-    taken = pool.take(len(pool.free) - 24)  # left to eight sequences that begin with 3 pages and end with 10
+    taken = pool.take(
+        len(pool.free) - 24
+    )  # left to eight sequences that begin with 3 pages and end with 10
     try:
         found = llm.generate(prompts, params)
     finally:

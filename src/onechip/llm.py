@@ -121,7 +121,7 @@ class LLM:
                 launched, last = self.engine.steps, self.engine.flying[-1]
                 hidden.append(np.asarray(last.out.hidden[: last.plan.tokens]))
                 wanted -= len(hidden[-1])
-        self._cancel([key])
+        self._cancel([request.id])
         return runner.logits(np.concatenate(hidden))[: len(token_ids)]
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:

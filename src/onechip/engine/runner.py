@@ -4,7 +4,9 @@
 bucket table and called as executables, so a step can never trace or compile.
 """
 
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -24,6 +26,9 @@ from onechip.engine.step import StepOut, logits_block, score_block, step
 from onechip.kernels.attention import KV, storage_dtype
 from onechip.request import GREEDY_BELOW, Request, SamplingParams, TokenLogprobs
 
+_COMPILERS = min(
+    4, os.cpu_count() or 1
+)  # more would cost host memory: a large program takes gigabytes
 SCORE_ROWS = 32  # positions whose full logits exist at once: 32 x 262,144 float32 are 34 MB
 
 
@@ -75,11 +80,13 @@ class DeviceRunner:
         self.helpers: dict[str, Callable[..., Any]] = {}
 
     def compile(self, progress: Callable[[str], None] | None = None) -> None:
-        """Compile every program, smallest first."""
-        for bucket in self.table.buckets:
-            if progress is not None:
-                progress(f"{bucket.tokens} tokens, {bucket.rows} rows")
-            self.program(bucket)
+        """Compile every program, smallest first, a few at a time: XLA's compilers leave the interpreter alone."""
+        with ThreadPoolExecutor(_COMPILERS) as pool:
+            compiling = [(b, pool.submit(self.lower(b).compile)) for b in self.table.buckets]
+            for bucket, future in compiling:
+                self.programs[bucket] = future.result()
+                if progress is not None:
+                    progress(f"{bucket.tokens} tokens, {bucket.rows} rows")
         self.helper("score")
         self.helper("admit")
 
