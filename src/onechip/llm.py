@@ -119,7 +119,7 @@ class LLM:
             self.engine.step()
             if self.engine.steps > launched:
                 launched, last = self.engine.steps, self.engine.flying[-1]
-                hidden.append(np.asarray(last.out.hidden[: last.plan.tokens]))
+                hidden.append(np.asarray(last.out.hidden)[: last.plan.tokens])
                 wanted -= len(hidden[-1])
         self._cancel([request.id])
         return runner.logits(np.concatenate(hidden))[: len(token_ids)]

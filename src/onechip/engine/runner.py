@@ -198,12 +198,15 @@ class DeviceRunner:
     def _prompt_logprobs(self, plan: Plan, out: StepOut) -> dict[int, tuple[TokenLogprobs, ...]]:
         """Log probabilities of the prompt tokens that this step's positions predict, by row index."""
         found: dict[int, tuple[TokenLogprobs, ...]] = {}
+        states = np.asarray(
+            out.hidden
+        )  # sliced on the host: on the device each length would be a program
         at = 0
         for index, row in enumerate(plan.rows):
             sequence = row.sequence
             stop = min(row.start + row.count + 1, sequence.prompt_len)
             targets = np.asarray(sequence.request.prompt_ids[row.start + 1 : stop], np.int32)
-            hidden = out.hidden[at : at + len(targets)]
+            hidden = states[at : at + len(targets)]
             count = sequence.request.sampling.prompt_logprobs
             if count is not None and len(targets):
                 found[index] = self._score(hidden, targets, count)
