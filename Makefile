@@ -48,7 +48,7 @@ bench-cpu: $(STAMP)
 	$(BIN)/python benchmarks/cpu_peer.py $(ARGS)
 
 lock:
-	uv pip compile --universal --generate-hashes --python-version 3.11 --extra demo --group dev \
+	uv pip compile --universal --generate-hashes --python-version 3.11 --extra demo --extra report --extra otel --group dev \
 	  --no-emit-index-url --no-header --quiet pyproject.toml -o requirements.lock
 
 clean:
