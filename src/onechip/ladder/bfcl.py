@@ -179,15 +179,10 @@ def _parameter(key: str, value: Any, schema: JsonObject, accepted: list[Any]) ->
     if type(value) not in (declared, listed) or not _elements_fit(value, schema, accepted):
         return Judged("wrong_type", f"{key}: {value!r} is no {schema.get('type')}")
     # An answer of another type than the declared one stands for a variable and is compared as it is written.
-    if type(value) is declared and listed in (None, declared):
-        equal = _equal(value, accepted)
-    else:
-        equal = value in accepted
-    return (
-        Judged("right")
-        if equal
-        else Judged("wrong_value", f"{key}: {value!r}, not one of {accepted!r}")
-    )
+    as_declared = type(value) is declared and listed in (None, declared)
+    if _equal(value, accepted) if as_declared else value in accepted:
+        return Judged("right")
+    return Judged("wrong_value", f"{key}: {value!r}, not one of {accepted!r}")
 
 
 def _python_type(schema: JsonObject) -> type:
