@@ -1,1 +1,6 @@
-"""A client that measures any OpenAI-compatible server the same way: load, answers, arms, statistics, records, reports."""
+"""An HTTP client that measures any OpenAI-compatible server and says what a difference is worth.
+
+It imports nothing of the engine, the server or the model, and never jax. Read in this order: `http` (bytes and their
+times), `stream` and `client` (one answer and its marks), `figures` (what is computed from marks), `load` (many at
+once), `record` and `journal` (what is kept), `stats` and `compare` (what it means), `report` (what is shown).
+"""
