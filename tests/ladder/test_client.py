@@ -13,7 +13,7 @@ from tests.ladder.stub import process, stub
 
 from onechip.ladder import facts
 from onechip.ladder.client import Client, Target, Unreachable
-from onechip.ladder.http import BadUrl, Failed, parse_address
+from onechip.ladder.http import BadUrl, Failed, parse_address, run
 from onechip.ladder.stream import Answer, Collector
 
 T = TypeVar("T")
@@ -21,11 +21,11 @@ HELLO = [{"role": "user", "content": "hi there"}]
 
 
 def using(url: str, work: Callable[[Client], Awaitable[T]], **target: object) -> T:
-    async def run() -> T:
+    async def using_it() -> T:
         async with Client(Target(url, **target)) as client:  # pyright: ignore[reportArgumentType]
             return await work(client)
 
-    return asyncio.run(run())
+    return run(using_it())
 
 
 def chat(url: str, n: int = 8, **target: object) -> Answer:
