@@ -28,9 +28,13 @@ def pieces(family: str) -> list[str]:
 
 
 def document(family: str) -> dict[str, Any]:
-    vocabulary = pieces(family)
+    return document_of(pieces(family), FIRST_BYTE)
+
+
+def document_of(vocabulary: list[str], specials: int) -> dict[str, Any]:
+    """A tokenizer.json of these pieces, of which the first `specials` are control pieces."""
     parts = list(dict.fromkeys(word[:n] for word in WORDS for n in range(2, len(word) + 1)))
-    special = range(FIRST_BYTE)
+    special = range(specials)
     return {
         "version": "1.0",
         "added_tokens": [
