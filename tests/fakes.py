@@ -46,6 +46,7 @@ class FakeEngine:
     steps: int = 0
     generated: int = 0
     prompt_tokens: int = 0
+    preemptions: int = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -59,6 +60,7 @@ class FakeEngine:
             0.1,
             0.2,
             0.3,
+            page_size=16,
         )
 
     @property
@@ -105,6 +107,7 @@ class FakeEngine:
             kv_usage=len(self.rows) / self.max_seqs,
             pages_total=256,
             pages_free=256 - len(self.rows),
+            preemptions=self.preemptions,
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated,
@@ -135,6 +138,7 @@ class FakeEngine:
             prompt_logprobs=self._prompt(request) if first else None,
             finish=finish,
             stopped_by=stopped_by,
+            queued_s=0.0 if first else None,
         )
 
     def _next(self, row: Row) -> int:

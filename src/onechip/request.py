@@ -12,6 +12,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_LOGIT_BIAS = 1024  # entries a request; the device keeps one sparse row of this width a slot
 MAX_STOP_IDS = 64  # stop ids a request, the model's own included
+STEP_TOKEN_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # vLLM's
 GREEDY_BELOW = 1e-4  # a temperature at or under this is greedy: dividing by it would overflow
 
 
@@ -78,7 +79,8 @@ class Event:
 
     `token_ids` includes a stop id that ended the request (as its last element; `stopped_by` repeats it): it is a
     generated token and is counted. `logprobs` is parallel to `token_ids` when asked for. `prompt_logprobs` comes once,
-    with the first event: one entry a prompt token, None for the first, which has no prediction.
+    with the first event: one entry a prompt token, None for the first, which has no prediction. So does `queued_s`, the
+    seconds from submission until the request first had a place in a step.
     """
 
     request_id: str
@@ -89,13 +91,15 @@ class Event:
     stopped_by: int | None = None
     error: str | None = None
     error_code: str | None = None
+    queued_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot of the engine, sent with every batch of events; the server's gauges show the latest.
 
-    Pages are counted over both pools; `kv_usage` is the fuller pool's used share, 0 to 1.
+    Pages are counted over both pools; `kv_usage` is the fuller pool's used share, 0 to 1. `step_tokens` counts steps by
+    how many tokens they took: one number an edge of STEP_TOKEN_EDGES (at most so many), and one for those above.
     """
 
     running: int = 0
@@ -108,6 +112,8 @@ class EngineStats:
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    packed_tokens: int = 0
+    step_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +129,4 @@ class EngineInfo:
     load_seconds: float
     compile_seconds: float
     first_token_seconds: float
+    page_size: int = 0

@@ -363,3 +363,26 @@ def test_run_until_idle_gives_up_after_its_limit():
     engine.submit(request("r", 3, 200))
     with pytest.raises(TimeoutError):
         run_until_idle(engine, limit_s=0.0)
+
+
+def test_the_first_event_tells_how_long_the_request_waited_even_after_a_preemption():
+    engine = fake_engine(max_seqs=1)
+    engine.submit(request("a", 3, 4))
+    engine.submit(request("b", 3, 2))
+    queued = {
+        key: [e.queued_s for e in run if e.request_id == key]
+        for run in [run_until_idle(engine)]
+        for key in "ab"
+    }
+    assert all(times[0] is not None and not any(times[1:]) for times in queued.values())
+    assert queued["b"][0] > queued["a"][0] >= 0
+
+
+def test_steps_are_counted_by_their_tokens():
+    engine = fake_engine(chunk=8)
+    engine.submit(request("a", 9, 3))
+    run_until_idle(engine)
+    stats = engine.stats()
+    assert sum(stats.step_tokens) == stats.steps
+    assert stats.packed_tokens == 9 + 2
+    assert stats.step_tokens[:2] == (3, 1)

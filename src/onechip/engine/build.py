@@ -82,6 +82,7 @@ def build_from(
         load_seconds=loaded - started,
         compile_seconds=compiled - loaded,
         first_token_seconds=0.0,
+        page_size=config.page_size,
     )
     scheduler = Scheduler(pages, config.max_seqs, choices.table.chunk, choices.table.token_budget)
     if not config.precompile:

@@ -13,16 +13,17 @@ launch order, and a new owner writes before it reads. Every submitted request en
 """
 
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from onechip.engine.runner import Pending, Runner
 from onechip.engine.scheduler import Scheduler
-from onechip.engine.sequence import RowResult, Sequence
+from onechip.engine.sequence import Plan, RowResult, Sequence
 from onechip.engine.validate import check_request
 from onechip.errors import InvalidRequest, NumericalError, Overloaded
-from onechip.request import EngineInfo, EngineStats, Event, Request
+from onechip.request import STEP_TOKEN_EDGES, EngineInfo, EngineStats, Event, Request
 
 
 class Engine:
@@ -44,7 +45,8 @@ class Engine:
         self.sequences: dict[str, Sequence] = {}
         self.flying: deque[Pending] = deque()
         self.ended: list[Event] = []
-        self.steps = self.prompt_tokens = self.generated_tokens = 0
+        self.steps = self.prompt_tokens = self.generated_tokens = self.packed_tokens = 0
+        self.step_tokens = [0] * (len(STEP_TOKEN_EDGES) + 1)
         self._compiles = compiles
 
     @property
@@ -83,7 +85,7 @@ class Engine:
         plan = self.scheduler.plan()
         if plan is not None:
             self.flying.append(self.runner.dispatch(plan))
-            self.steps += 1
+            self._count(plan)
         if self.flying and (plan is None or len(self.flying) > 1):
             self._commit(self.runner.collect(self.flying.popleft()))
         events, self.ended = self.ended, []
@@ -102,6 +104,8 @@ class Engine:
             steps=self.steps,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
+            packed_tokens=self.packed_tokens,
+            step_tokens=tuple(self.step_tokens),
         )
 
     def check_idle(self) -> None:
@@ -109,6 +113,14 @@ class Engine:
         assert not self.has_work and not self.scheduler.running and not self.scheduler.waiting
         self.scheduler.pages.check_integrity()
         assert self.scheduler.pages.free == self.scheduler.pages.total
+
+    def _count(self, plan: Plan) -> None:
+        self.steps += 1
+        self.packed_tokens += plan.tokens
+        self.step_tokens[bisect_left(STEP_TOKEN_EDGES, plan.tokens)] += 1
+        for sequence in plan.admitted:
+            if sequence.queued_s is None:
+                sequence.queued_s = time.monotonic() - sequence.submitted_at
 
     def _commit(self, results: list[RowResult]) -> None:
         for result in results:
@@ -151,6 +163,7 @@ class Engine:
             logprobs=() if result.logprob is None else (result.logprob,),
             prompt_logprobs=prompt or None,
             stopped_by=token if stopped else None,
+            queued_s=sequence.queued_s if first else None,
         )
         if not done:
             self.ended.append(event)

@@ -1,5 +1,6 @@
 """One request on its way through the engine: its tokens, where they are, and what became of it."""
 
+import time
 from dataclasses import dataclass, field
 
 from onechip.request import FinishReason, Request, TokenLogprobs
@@ -19,6 +20,8 @@ class Sequence:
     computed: int = 0
     in_flight: int = 0
     finish: FinishReason | None = None
+    submitted_at: float = field(default_factory=time.monotonic)
+    queued_s: float | None = None  # until its first place in a step; a preempted one keeps it
     prompt_logprobs: list[TokenLogprobs | None] = field(init=False)
 
     def __post_init__(self) -> None:
