@@ -10,4 +10,4 @@ from tests.fakes import build
 from onechip.engine.process import main
 
 if __name__ == "__main__":
-    sys.exit(main(build, sys.argv[1]))
+    sys.exit(main(build, *sys.argv[1:]))

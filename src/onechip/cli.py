@@ -32,8 +32,8 @@ class Flag:
     """
 
     help: str
-    min: int | None = None
-    max: int | None = None
+    min: float | None = None
+    max: float | None = None
     name: str | None = None
     envvar: str | None = None
     default: str | None = None
@@ -68,7 +68,29 @@ FLAGS = {
         name="--api-key",
         envvar="ONECHIP_API_KEY",
     ),
+    "api_key_file": Flag("File of more keys, one a line; # begins a comment.", default="none"),
+    "cors": Flag("Let web pages of other origins use the API.", name="--cors/--no-cors"),
+    "cors_origins": Flag(
+        "Origin whose pages may use the API; may be repeated.", name="--cors-origin", default="all"
+    ),
     "max_body_bytes": Flag("Largest request body.", min=1),
+    "request_timeout": Flag(
+        "Seconds a request may take, waiting included; then it ends with an error.",
+        min=0.001,
+        default="no limit",
+    ),
+    "ping_seconds": Flag(
+        "A stream without news gets a comment this often, so that proxies keep it; 0 is never.",
+        min=0,
+    ),
+    "drain_seconds": Flag("Seconds that running answers may still take after SIGTERM.", min=0),
+    "log_format": Flag("Log lines for people, or one JSON object a line."),
+    "access_log": Flag("Log each request.", name="--access-log/--no-access-log"),
+    "otlp_endpoint": Flag(
+        "Send OpenTelemetry traces there (OTLP over HTTP; extra otel).",
+        envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+        default="none",
+    ),
 }
 
 app = typer.Typer(

@@ -127,10 +127,19 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How the server offers the engine over HTTP."""
+    """How the server offers the engine over HTTP. Times are in seconds; an empty `cors_origins` allows every origin."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    cors: bool = True
+    cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 << 20
+    request_timeout: float | None = None
+    ping_seconds: float = 15.0
+    drain_seconds: float = 25.0
+    log_format: Literal["text", "json"] = "text"
+    access_log: bool = True
+    otlp_endpoint: str | None = None

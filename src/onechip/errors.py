@@ -63,6 +63,22 @@ class Overloaded(OnechipError):
     code = "queue_full"
 
 
+class ShuttingDown(OnechipError):
+    """The server drains: it finishes what runs and begins nothing; another replica can take the request."""
+
+    status = 503
+    kind = "server_error"
+    code = "shutting_down"
+
+
+class RequestTimeout(OnechipError):
+    """The request's time was up before its answer was complete; sending it again would take as long."""
+
+    status = 504
+    kind = "timeout_error"
+    code = "request_timeout"
+
+
 class EngineDead(OnechipError):
     """The engine process is gone or not up yet; nothing can be generated."""
 

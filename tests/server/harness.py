@@ -20,6 +20,7 @@ from onechip.config import ServerConfig
 from onechip.engine.client import RemoteEngine
 from onechip.engine.process import serve_engine
 from onechip.server.app import create_app
+from onechip.server.journal import Tracing
 from onechip.server.main import Stopping, listen, run_server
 
 MODEL = "tiny"
@@ -105,8 +106,10 @@ def running(
     config: ServerConfig | None = None,
     defaults: dict[str, Any] | None = None,
     hold_engine: threading.Event | None = None,
+    tracing: Tracing | None = None,
 ) -> Iterator[Running]:
     """Start the stack, and stop it afterwards. `hold_engine`: the engine is served only when it is set."""
+    config = config or ServerConfig()
     tokenizer = tiny(family)
     engine = engine or FakeEngine()
     engine.vocab_size = tokenizer.vocab_size
@@ -124,15 +127,18 @@ def running(
                 client,
                 tokenizer,
                 template,
-                config or ServerConfig(),
+                config,
                 MODEL,
                 (EOS, TURN_END),
                 defaults or {},
+                tracing,
             )
             stop = Stopping()
             state.update(client=client, loop=asyncio.get_running_loop(), stop=stop)
             up.set()
-            server = asyncio.create_task(run_server(app, client, sock, stop))
+            server = asyncio.create_task(
+                run_server(app, client, sock, stop, drain_s=config.drain_seconds)
+            )
             try:
                 outcome.append(await server)
             finally:

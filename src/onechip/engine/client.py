@@ -6,7 +6,8 @@ It owns the engine process's life and the routing of events to whoever waits for
 2. `open(requests)` submits and returns a Stream, which yields lists of events, all that came since the last look:
    a consumer slower than the engine gets fewer, larger lists, never a longer queue.
 3. A Stream ends when each of its requests has had its terminal event. `close()` aborts those that have not.
-4. If the process dies, every Stream raises EngineDead at once and every later call does.
+4. `drain()` ends what waits and refuses what comes, while what runs goes on.
+5. If the process dies, every Stream raises EngineDead at once and every later call does.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ import zmq.asyncio
 
 from onechip.config import EngineConfig
 from onechip.engine import wire
-from onechip.errors import EngineDead, StartupError
+from onechip.errors import EngineDead, ShuttingDown, StartupError
 from onechip.request import EngineInfo, EngineStats, Event, Request
 
 ENGINE_COMMAND = (sys.executable, "-m", "onechip.engine.process")
@@ -40,9 +41,22 @@ class Stream:
         self._events: list[Event] = []
         self._failure: Exception | None = None
         self._wake: asyncio.Future[None] | None = None
+        self._nudged = False
+        self.begun = False
+
+    @property
+    def left(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
 
     def push(self, event: Event) -> None:
+        self.begun = True
         self._events.append(event)
+        self._notify()
+
+    def nudge(self) -> None:
+        """Give whoever iterates an empty list, so that it can do something else for a moment."""
+        self._nudged = True
         self._notify()
 
     def fail(self, error: Exception) -> None:
@@ -70,6 +84,9 @@ class Stream:
                 return self._take()
             if self._failure is not None:
                 raise self._failure
+            if self._nudged:
+                self._nudged = False
+                return []
             self._wake = asyncio.get_running_loop().create_future()
             try:
                 await self._wake
@@ -120,6 +137,13 @@ def _join(a: Event, b: Event) -> Event:
         stopped_by=b.stopped_by,
         error=b.error,
         error_code=b.error_code,
+        queued_s=b.queued_s if a.queued_s is None else a.queued_s,
+    )
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown(
+        "the server is shutting down; send the request again, or to another replica"
     )
 
 
@@ -132,6 +156,7 @@ class RemoteEngine:
         self.died = asyncio.Event()
         self._info: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._death: EngineDead | None = None
+        self.draining = False
         self._streams: dict[str, Stream] = {}
         self._process: Process | None = None
         self._directory: Path | None = None
@@ -145,13 +170,20 @@ class RemoteEngine:
 
     @classmethod
     async def start(
-        cls, model: str, config: EngineConfig, command: Sequence[str] = ENGINE_COMMAND
+        cls,
+        model: str,
+        config: EngineConfig,
+        command: Sequence[str] = ENGINE_COMMAND,
+        *,
+        log_format: str = "text",
     ) -> "RemoteEngine":
-        """Start the engine process (`command` plus the endpoint) and tell it what to build; returns at once."""
+        """Start the engine process (`command`, the endpoint, how to log) and tell it what to build; returns at once."""
         directory = Path(tempfile.mkdtemp(prefix="onechip-"))  # mode 0700: nobody else can connect
         self = cls(f"ipc://{directory}/engine")
         self._directory = directory
-        self._process = await asyncio.create_subprocess_exec(*command, self.endpoint, stdin=PIPE)
+        self._process = await asyncio.create_subprocess_exec(
+            *command, self.endpoint, log_format, stdin=PIPE
+        )
         self._tasks.append(asyncio.create_task(self._watch(self._process)))
         self._send(wire.Start(model, config))
         return self
@@ -173,10 +205,33 @@ class RemoteEngine:
         """Whether the engine is ready and has not died."""
         return self._death is None and self.info is not None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request has not ended yet."""
+        return bool(self._streams)
+
+    def drain(self) -> None:
+        """Take no more requests. Those that wait for their first place end with ShuttingDown; the others go on.
+
+        Which ones wait follows from the engine's count, newest first: it serves in order of arrival.
+        """
+        self.draining = True
+        waiting = self.stats.waiting
+        for stream in reversed(list(dict.fromkeys(self._streams.values()))):
+            if waiting <= 0:
+                return
+            if not stream.begun:
+                waiting -= stream.left
+                stream.fail(_shutting_down())
+
     def open(self, requests: Sequence[Request]) -> Stream:
-        """Submit requests; their ids must be new. Raises EngineDead when the engine is not up."""
+        """Submit requests; their ids must be new. Raises EngineDead when the engine is not up, ShuttingDown when it
+        takes no more.
+        """
         if self._death is not None:
             raise self._death
+        if self.draining:
+            raise _shutting_down()
         if self.info is None:
             raise EngineDead("the engine is still starting; retry when /health answers 200")
         stream = Stream(self, (request.id for request in requests))

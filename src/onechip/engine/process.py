@@ -1,6 +1,6 @@
 """The engine process: the one that owns the device. It knows token ids and messages, never text or HTTP.
 
-1. The server process starts `python -m onechip.engine.process ENDPOINT` and sends Start(model, config).
+1. The server process starts `python -m onechip.engine.process ENDPOINT [LOG_FORMAT]` and sends Start(model, config).
 2. The engine is built (weights loaded, programs compiled, one token generated) and Ready(info) is sent, or Failed.
 3. The loop: take every message that waits (blocking only when there is no work), submit and abort, run one step,
    send one Batch with all events and the statistics. A submit that raises becomes a terminal error event.
@@ -191,10 +191,10 @@ def watch_parent() -> None:
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
-def main(build: Build, endpoint: str) -> int:
+def main(build: Build, endpoint: str, log_format: str = "text") -> int:
     """Entry of the process. Ctrl-C goes to the whole terminal group: the parent decides when we stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    log_to_stderr()
+    log_to_stderr(log_format)
     watch_parent()
     return run(endpoint, build)
 
@@ -206,4 +206,4 @@ if __name__ == "__main__":
         with shown() as report:
             return build_engine(model, config, report)
 
-    sys.exit(main(build, sys.argv[1]))
+    sys.exit(main(build, *sys.argv[1:]))

@@ -5,11 +5,14 @@ are no bars and rich is not imported; the log lines of `engine.build` say the sa
 process uses it too.
 """
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 
 @dataclass
@@ -24,9 +27,28 @@ class Reporter:
     compiling: Callable[[int, int, str], None] | None = None
 
 
-def log_to_stderr() -> None:
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, and what a record has in `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_to_stderr(log_format: str = "text") -> None:
     """Our own news from INFO on, everybody else's (jax tells of backends it did not find) from WARNING on."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(name)s: %(message)s")
+    handler.setFormatter(JsonLines() if log_format == "json" else text)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("onechip").setLevel(logging.INFO)
 
 

@@ -1,6 +1,7 @@
 """How a generation becomes an HTTP answer, whole or as server-sent events, whatever its shape.
 
-1. The first event of the engine is awaited before anything is written, so what it refuses is an HTTP error.
+1. The first event of the engine is awaited before anything is written, so what it refuses is an HTTP error. Only when
+   that takes longer than the ping interval (a long prefill, a long queue) does the stream begin, with a comment.
 2. After that one write is made for each message of the engine that concerns this request.
 3. The stream ends with the usage chunk (if asked for) and `data: [DONE]`; an error after the first byte is one event.
 4. A client that goes makes the generation raise ClientGone, which aborts it and ends here.
@@ -24,6 +25,7 @@ from onechip.server.http import error_body, json_response, watch_client
 log = logging.getLogger("onechip.server")
 
 DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"  # a comment: every client ignores it
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -106,9 +108,10 @@ class WholeAnswer(Response):
 class StreamedAnswer(Response):
     """Server-sent events. `usage`: "none", "last" (one final chunk) or "each" (running totals in every chunk too)."""
 
-    def __init__(self, generation: Generation, shape: Shape, usage: str):
+    def __init__(self, generation: Generation, shape: Shape, usage: str, ping_s: float = 0.0):
         super().__init__()
         self._generation = generation
+        self._ping_s = ping_s
         self._shape = shape
         self._usage = usage
         self._opened: set[int] = set()
@@ -116,6 +119,7 @@ class StreamedAnswer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._generation as generation:
+                generation.nudge_every(self._ping_s)
                 async with watch_client(receive, generation.abandon):
                     first = await anext(generation)
                     await send(
@@ -128,7 +132,7 @@ class StreamedAnswer(Response):
     async def _events(self, deltas: list[tuple[Choice, Delta]] | None, send: Send) -> None:
         try:
             while deltas is not None:
-                chunks = self._chunks(deltas)
+                chunks = self._chunks(deltas) if deltas else PING
                 if chunks:
                     await _write(send, chunks)
                 deltas = await anext(self._generation, None)

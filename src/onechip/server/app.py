@@ -1,7 +1,8 @@
 """The application: which path is served by what, behind which checks.
 
 Routes: POST /v1/chat/completions, /v1/completions, /tokenize, /detokenize; GET /v1/models, /v1/models/{id}, /health,
-/ping, /metrics, /version. With API keys every path needs one except /health, /ping and /metrics, and preflights.
+/health/live, /health/ready, /ping, /metrics, /version. With API keys every path needs one except OPEN_PATHS and
+preflights. From the outside in: the journal (request ids, log, traces), CORS, API keys, the routes.
 """
 
 import time
@@ -16,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from onechip import __version__
 from onechip.chat.template import ChatTemplate
@@ -25,11 +27,12 @@ from onechip.engine.validate import check_ids
 from onechip.errors import InvalidRequest, OnechipError
 from onechip.server import schema
 from onechip.server.generation import EngineClient
-from onechip.server.http import ApiKeys, json_response, on_error, read_json
+from onechip.server.http import RETRY_AFTER_S, ApiKeys, json_response, on_error, read_json
+from onechip.server.journal import Journal, Tracing
 from onechip.server.metrics import Metrics
 from onechip.server.routes import PLACEHOLDERS, Service, chat_completions, completions
 
-OPEN_PATHS = ("/health", "/ping", "/metrics")
+OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/metrics")
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -42,35 +45,49 @@ def create_app(
     model_name: str,
     eos_ids: Sequence[int],
     generation_defaults: Mapping[str, Any],
-) -> Starlette:
+    tracing: Tracing | None = None,
+) -> ASGIApp:
     """The ASGI application over an engine client. `generation_defaults`: the checkpoint's generation_config."""
+    names = config.served_model_names or (model_name,)
     service = Service(
         engine=engine,
         tokenizer=tokenizer,
         template=template,
         config=config,
-        model_names=config.served_model_names or (model_name,),
+        model_names=names,
         eos_ids=tuple(eos_ids),
         defaults=sampling_defaults(generation_defaults),
         started=int(time.time()),
-        metrics=Metrics(lambda: engine.stats, lambda: engine.alive),
+        metrics=Metrics(lambda: engine.stats, lambda: engine.info, lambda: engine.alive, names[0]),
         placeholder_ids=frozenset(
             i for i in tokenizer.special_ids if tokenizer.piece_bytes(i) in PLACEHOLDERS
         ),
     )
-    middleware = [
-        Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
-    ]
-    if config.api_keys:
-        middleware.append(Middleware(ApiKeys, keys=config.api_keys, open_paths=OPEN_PATHS))
     kinds = (OnechipError, HTTPException, ClientDisconnect, Exception)
     app = Starlette(
         routes=_routes(service),
-        middleware=middleware,
+        middleware=_middleware(config),
         exception_handlers=dict.fromkeys(kinds, on_error),
     )
     app.router.redirect_slashes = False  # //v1/models is not /v1/models
-    return app
+    return Journal(app, OPEN_PATHS, tracing, access_log=config.access_log)
+
+
+def _middleware(config: ServerConfig) -> list[Middleware]:
+    layers: list[Middleware] = []
+    if config.cors:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins or ("*",),
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    if config.api_keys:
+        layers.append(Middleware(ApiKeys, keys=config.api_keys, open_paths=OPEN_PATHS))
+    return layers
 
 
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,6 +108,8 @@ def _routes(service: Service) -> list[Route]:
         ("GET", "/v1/models", models),
         ("GET", "/v1/models/{name:path}", model),
         ("GET", "/health", health),
+        ("GET", "/health/ready", health),
+        ("GET", "/health/live", live),
         ("GET", "/ping", health),
         ("GET", "/metrics", metrics),
         ("GET", "/version", version),
@@ -160,11 +179,24 @@ async def model(service: Service, request: Request) -> Response:
 
 
 async def health(service: Service, _: Request) -> Response:
-    """200 when a request can be served now: the engine has generated a token and lives."""
-    if service.engine.alive:
+    """Readiness. 200 when a request would be taken now: the engine has generated a token, lives, and does not drain."""
+    if service.ready:
         return json_response({"status": "ready"})
+    return _unready(service)
+
+
+async def live(service: Service, _: Request) -> Response:
+    """Liveness. 503 only when restarting the process is the remedy: its engine is dead."""
+    dead = service.engine.info is not None and not service.engine.alive
+    return _unready(service) if dead else json_response({"status": "live"})
+
+
+def _unready(service: Service) -> Response:
     state = "starting" if service.engine.info is None else "dead"
-    return json_response({"status": state}, 503)
+    state = "draining" if service.engine.draining and service.engine.alive else state
+    response = json_response({"status": state}, 503)
+    response.headers["retry-after"] = str(RETRY_AFTER_S)
+    return response
 
 
 async def metrics(service: Service, _: Request) -> Response:

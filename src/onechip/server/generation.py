@@ -7,8 +7,10 @@ ends early because of a stop string, what is counted, and what becomes of the re
    (choice, delta). An engine error is raised: before the first yield it can still be an HTTP status.
 2. A stop string aborts that choice in the engine; the others go on.
 3. Leaving it, for whatever reason, aborts what has not ended and counts it as aborted.
+4. A request's time limit raises RequestTimeout; `nudge_every` makes the iteration yield an empty list now and then.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Protocol
@@ -23,8 +25,11 @@ from onechip.errors import (
     NumericalError,
     OnechipError,
     Overloaded,
+    RequestTimeout,
+    ShuttingDown,
 )
 from onechip.request import EngineInfo, EngineStats, Event, Request, TokenLogprobs
+from onechip.server.journal import Record
 from onechip.server.metrics import Metrics, Stopwatch
 
 
@@ -37,6 +42,8 @@ class EngineClient(Protocol):
     def info(self) -> EngineInfo | None: ...
     @property
     def alive(self) -> bool: ...
+    @property
+    def draining(self) -> bool: ...
     def open(self, requests: Sequence[Request]) -> Stream: ...
 
 
@@ -79,13 +86,26 @@ class Choice:
 
 
 class Generation:
-    """Use as a context manager and iterate; `prompt_tokens` counts each prompt once, whatever n is."""
+    """Use as a context manager and iterate; `prompt_tokens` counts each prompt once, whatever n is.
+
+    `record` is told what became of it; `limit_s` is the time it may take, None without limit.
+    """
 
     def __init__(
-        self, engine: EngineClient, metrics: Metrics, choices: Sequence[Choice], prompt_tokens: int
+        self,
+        engine: EngineClient,
+        metrics: Metrics,
+        choices: Sequence[Choice],
+        prompt_tokens: int,
+        record: Record,
+        limit_s: float | None = None,
     ):
         self.choices = choices
         self.prompt_tokens = prompt_tokens
+        self._record = record
+        self._limit_s = limit_s
+        self._timers: list[asyncio.TimerHandle] = []
+        self._deadline: asyncio.TimerHandle | None = None
         self._engine = engine
         self._metrics = metrics
         self._by_id: Mapping[str, Choice] = {choice.request.id: choice for choice in choices}
@@ -101,10 +121,29 @@ class Generation:
         if self._stream is not None:
             self._stream.fail(ClientGone())
 
+    def nudge_every(self, seconds: float) -> None:
+        """From now on the iteration yields an empty list this often, too; 0 is never."""
+        if seconds:
+            self._timers.append(
+                asyncio.get_running_loop().call_later(seconds, self._nudge, seconds)
+            )
+
+    def _nudge(self, seconds: float) -> None:
+        assert self._stream is not None
+        self._stream.nudge()
+        self._timers.clear()
+        self.nudge_every(seconds)
+
     def __enter__(self) -> "Generation":
-        self._stream = self._engine.open([choice.request for choice in self.choices])
+        stream = self._engine.open([choice.request for choice in self.choices])
+        self._stream = stream
         for choice in self.choices:
-            choice.clock = Stopwatch(self._metrics)
+            choice.clock = Stopwatch(self._metrics, len(choice.request.prompt_ids))
+        if self._limit_s is not None:
+            error = RequestTimeout(f"the answer was not complete after {self._limit_s:g} s")
+            self._deadline = asyncio.get_running_loop().call_later(
+                self._limit_s, stream.fail, error
+            )
         return self
 
     def __exit__(
@@ -115,9 +154,30 @@ class Generation:
     ) -> None:
         assert self._stream is not None
         self._stream.close()
+        for timer in (*self._timers, self._deadline):
+            if timer is not None:
+                timer.cancel()
         left = [choice for choice in self.choices if choice.output.finish is None]
-        if self._accepted or isinstance(error, ClientGone):
-            self._metrics.aborted.inc(len(left))
+        if self._accepted or not isinstance(error, REFUSALS):
+            ours = isinstance(error, OnechipError) and not isinstance(error, RequestTimeout)
+            for choice in left:
+                self._end(choice, "error" if ours else "abort")
+        self._fill_in(error)
+
+    def _fill_in(self, error: BaseException | None) -> None:
+        record = self._record
+        record.prompt_tokens = self.prompt_tokens if self._accepted else 0
+        record.completion_tokens = self.completion_tokens
+        record.finish = [choice.output.finish or "abort" for choice in self.choices]
+        clocks = [choice.clock for choice in self.choices if choice.clock is not None]
+        record.first_token = min((c.first for c in clocks if c.first is not None), default=None)
+        record.queued_s = min((c.queued_s for c in clocks if c.first is not None), default=None)
+        if isinstance(error, OnechipError):
+            record.error = error.code
+
+    def _end(self, choice: Choice, reason: str) -> None:
+        assert choice.clock is not None
+        choice.clock.end(reason, choice.completion_tokens)
 
     def __aiter__(self) -> "Generation":
         return self
@@ -125,13 +185,14 @@ class Generation:
     async def __anext__(self) -> list[tuple[Choice, Delta]]:
         assert self._stream is not None
         events = await anext(self._stream)
+        if not events:
+            return []
         for event in events:
             if event.finish in ("error", "abort"):
-                self._metrics.finished.labels(event.finish).inc()
                 raise error_of(event)
         if not self._accepted:
             self._accepted = True
-            self._metrics.prompt_tokens.inc(self.prompt_tokens)
+            self._metrics.prompt_tokens += self.prompt_tokens
         return self._deltas(events)
 
     def _deltas(self, events: Sequence[Event]) -> list[tuple[Choice, Delta]]:
@@ -142,7 +203,7 @@ class Generation:
             counted -= choice.completion_tokens
             deltas.append((choice, self._push(choice, event)))
             counted += choice.completion_tokens
-        self._metrics.generation_tokens.inc(counted)
+        self._metrics.generation_tokens += counted
         return deltas
 
     def _push(self, choice: Choice, event: Event) -> Delta:
@@ -150,17 +211,29 @@ class Generation:
         assert self._stream is not None
         delta = choice.push(event)
         if event.token_ids:
-            choice.clock.token()
+            choice.clock.tokens(len(event.token_ids), event.queued_s)
         if delta.finish is not None:
-            choice.clock.end(delta.finish, choice.completion_tokens)
+            self._end(choice, delta.finish)
             if event.finish is None:
                 self._stream.abort(event.request_id)
         return delta
 
 
+REFUSALS = (
+    InvalidRequest,
+    Overloaded,
+    ShuttingDown,
+)  # before a first token: never begun, so not counted as ended
 ERRORS: Mapping[str | None, type[OnechipError]] = {
     kind.code: kind
-    for kind in (InvalidRequest, ContextLengthExceeded, Overloaded, EngineDead, NumericalError)
+    for kind in (
+        InvalidRequest,
+        ContextLengthExceeded,
+        Overloaded,
+        EngineDead,
+        NumericalError,
+        ShuttingDown,
+    )
 } | {"engine_failed": EngineDead, "engine_stopped": EngineDead}
 
 

@@ -4,6 +4,7 @@ It knows neither tokens nor routes.
 """
 
 import asyncio
+import hashlib
 import hmac
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
@@ -17,11 +18,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from onechip.errors import InvalidRequest, OnechipError, Unauthorized
+from onechip.errors import InvalidRequest, OnechipError, RequestTimeout, Unauthorized
+from onechip.server.journal import record_of
 
 log = logging.getLogger("onechip.server")
 
 RETRY_AFTER_S = 1
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 
 
 class BadMediaType(InvalidRequest):
@@ -50,10 +64,31 @@ def error_body(error: OnechipError) -> dict[str, Any]:
     }
 
 
-def error_response(error: OnechipError) -> Response:
-    response = json_response(error_body(error), error.status)
-    if error.status == 503:
+def anthropic_error_body(error: OnechipError, request_id: str) -> dict[str, Any]:
+    """Anthropic's shape; its types follow from the status."""
+    kind = ANTHROPIC_ERRORS.get(error.status, "api_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": request_id,
+    }
+
+
+def error_body_for(scope: Scope, error: OnechipError) -> dict[str, Any]:
+    """The error in the dialect of the path that was asked."""
+    record = record_of(scope)
+    record.error = error.code
+    if scope["path"].startswith(ANTHROPIC_PATH):
+        return anthropic_error_body(error, record.request_id)
+    return error_body(error)
+
+
+def error_response(scope: Scope, error: OnechipError) -> Response:
+    response = json_response(error_body_for(scope, error), error.status)
+    if error.status in (429, 503):
         response.headers["retry-after"] = str(RETRY_AFTER_S)
+    if isinstance(error, RequestTimeout):
+        response.headers["x-should-retry"] = "false"  # OpenAI's and Anthropic's clients heed it
     if error.status == 401:
         response.headers["www-authenticate"] = "Bearer"
     if error.status == 413:
@@ -61,19 +96,21 @@ def error_response(error: OnechipError) -> Response:
     return response
 
 
-def on_error(_: Request, error: Exception) -> Response:
+def on_error(request: Request, error: Exception) -> Response:
     """The handler of every exception that leaves a route before its answer has begun."""
+    scope = request.scope
     if isinstance(error, OnechipError):
-        return error_response(error)
+        return error_response(scope, error)
     if isinstance(error, HTTPException):
         known = OnechipError(error.detail, code=error.detail.lower().replace(" ", "_"))
         known.status, known.kind = error.status_code, "invalid_request_error"
-        response = error_response(known)
+        response = error_response(scope, known)
         response.headers.update(error.headers or {})
         return response
     if isinstance(error, ClientDisconnect):
         return Response(status_code=499)  # nobody will read it
-    return error_response(OnechipError("internal error; the server's log has the details"))
+    broken = OnechipError("internal error; the server's log has the details", code="internal_error")
+    return error_response(scope, broken)
 
 
 async def read_json(request: Request, limit: int) -> bytes:
@@ -110,24 +147,36 @@ async def watch_client(receive: Receive, gone: Callable[[], None]) -> AsyncGener
 
 
 class ApiKeys:
-    """Middleware: a request needs one of the keys, unless its path is open or it is a preflight."""
+    """Middleware: a request needs one of the keys, unless its path is open or it is a preflight.
+
+    The key comes as `Authorization: Bearer KEY` (OpenAI's way) or as `x-api-key: KEY` (Anthropic's). What is compared,
+    in constant time, are digests: not even the length of a key shows.
+    """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: Collection[str]):
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = [_digest(key) for key in keys]
         self._open = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         free = (
             scope["type"] != "http" or scope["method"] == "OPTIONS" or scope["path"] in self._open
         )
-        if free or self._allows(Headers(scope=scope).get("authorization", "")):
+        if free or self._allows(Headers(scope=scope)):
             await self._app(scope, receive, send)
         else:
-            error = Unauthorized("missing or wrong API key; send Authorization: Bearer KEY")
-            await error_response(error)(scope, receive, send)
+            error = Unauthorized(
+                "missing or wrong API key; send Authorization: Bearer KEY, or x-api-key: KEY"
+            )
+            await error_response(scope, error)(scope, receive, send)
 
-    def _allows(self, header: str) -> bool:
-        scheme, _, given = header.partition(" ")
-        matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+    def _allows(self, headers: Headers) -> bool:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = _digest(given)
+        matches = [hmac.compare_digest(digest, key) for key in self._keys]
+        return any(matches)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

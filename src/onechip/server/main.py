@@ -3,8 +3,9 @@
 1. Listen first: a port in use is known before minutes of loading. Open the checkpoint for its texts (tokenizer,
    template, sampling defaults), start the engine process, and answer HTTP while it loads (/health says 503).
 2. When the engine has generated its first token, say so.
-3. SIGTERM or SIGINT: accept nothing new, let running answers end for GRACE_S, then end the rest with an error;
-   status 0.
+3. SIGTERM or SIGINT: drain. Readiness turns bad and new requests are answered 503 with Retry-After, as are those that
+   wait in the queue; running answers may end within --drain-seconds, the rest end with an error; status 0. A second
+   signal ends them at once.
 4. If the engine dies, every waiting client gets an error at once and the status is 1.
 """
 
@@ -13,13 +14,15 @@ import logging
 import signal
 import socket
 import sys
+from asyncio import FIRST_COMPLETED
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from onechip.chat import template
 from onechip.chat.tokenizer import load_tokenizer
@@ -28,14 +31,17 @@ from onechip.checkpoint.source import default_cache_dir, open_checkpoint
 from onechip.config import EngineConfig, ServerConfig
 from onechip.engine.client import ENGINE_COMMAND, RemoteEngine
 from onechip.engine.progress import log_to_stderr
-from onechip.errors import CheckpointError, EngineDead, StartupError
+from onechip.errors import CheckpointError, ConfigError, EngineDead, StartupError
 from onechip.model.spec import model_config
 from onechip.request import EngineInfo
 from onechip.server.app import create_app
+from onechip.server.journal import Tracing
+from onechip.server.tracing import open_tracer
 
 log = logging.getLogger("onechip.server")
 
-GRACE_S = 10.0
+FLUSH_S = 5  # for answers that are complete but not yet read when the server closes
+DRAIN_POLL_S = 0.05
 BACKLOG = 2048
 KEEP_ALIVE_S = (
     75  # longer than common proxies keep an idle connection, so they do not reuse a closing one
@@ -62,28 +68,57 @@ def serve(
     """Serve until told to stop; returns the exit status. Raises StartupError for what the user can mend. `command`
     starts the engine process.
     """
-    log_to_stderr()
+    log_to_stderr(server_config.log_format)
+    server_config = with_key_file(server_config)
+    tracer = open_tracer(server_config.otlp_endpoint)
     sock = listen(server_config.host, server_config.port)
     checkpoint = open_checkpoint(model, random_weights=engine_config.random_weights)
 
     async def main() -> int:
         stopping = Stopping()
-        engine = await RemoteEngine.start(model, engine_config, command)
+        engine = await RemoteEngine.start(
+            model, engine_config, command, log_format=server_config.log_format
+        )
         try:
             with _signals(stopping.ask):
                 app, note = await asyncio.to_thread(
-                    build_app, engine, checkpoint, model, server_config
+                    build_app, engine, checkpoint, model, server_config, tracer
                 )
-                return await run_server(app, engine, sock, stopping, note)
+                drain_s = server_config.drain_seconds
+                return await run_server(app, engine, sock, stopping, note, drain_s=drain_s)
         finally:
             await engine.close()
 
-    return _run(main())
+    try:
+        return _run(main())
+    finally:
+        if tracer is not None:
+            tracer.close()
+
+
+def with_key_file(config: ServerConfig) -> ServerConfig:
+    """The configuration with the keys of its key file among its keys. Raises ConfigError for a file without a key."""
+    if config.api_key_file is None:
+        return config
+    try:
+        lines = Path(config.api_key_file).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {config.api_key_file}: {error}") from error
+    keys = tuple(key for line in lines if (key := line.partition("#")[0].strip()))
+    if not keys:
+        raise ConfigError(
+            f"--api-key-file {config.api_key_file} holds no key: one a line, # begins a comment"
+        )
+    return replace(config, api_keys=config.api_keys + keys)
 
 
 def build_app(
-    engine: RemoteEngine, checkpoint: Checkpoint, model: str, config: ServerConfig
-) -> tuple[Starlette, str]:
+    engine: RemoteEngine,
+    checkpoint: Checkpoint,
+    model: str,
+    config: ServerConfig,
+    tracing: Tracing | None = None,
+) -> tuple[ASGIApp, str]:
     """The application for a checkpoint: its tokenizer, its template (or a built-in one) and its defaults.
 
     Also a note on the template, which is not logged at once: if the engine cannot start, that is all there is to say.
@@ -105,13 +140,19 @@ def build_app(
         note = f"chat template: {chosen.origin}, sha256 {chosen.sha256[:12]}"
     eos_ids = tuple(dict.fromkeys(facts.eos_ids + tokenizer.eos_ids))
     app = create_app(
-        engine, tokenizer, chosen, config, model, eos_ids, checkpoint.generation_config
+        engine, tokenizer, chosen, config, model, eos_ids, checkpoint.generation_config, tracing
     )
     return app, note
 
 
 async def run_server(
-    app: Starlette, engine: RemoteEngine, sock: socket.socket, stopping: Stopping, note: str = ""
+    app: ASGIApp,
+    engine: RemoteEngine,
+    sock: socket.socket,
+    stopping: Stopping,
+    note: str = "",
+    *,
+    drain_s: float = 25.0,
 ) -> int:
     """Serve `app` on a listening socket until asked to stop (0) or the engine's death (1); raises StartupError if the
     engine cannot be built. `note` is logged when it is ready.
@@ -121,29 +162,39 @@ async def run_server(
     ready = asyncio.create_task(engine.ready())
     died = asyncio.create_task(engine.died.wait())
     asked = asyncio.create_task(stopping.asked.wait())
-    await asyncio.wait({serving, ready, died, asked}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({serving, ready, died, asked}, return_when=FIRST_COMPLETED)
     if ready.done() and ready.exception() is None:
         if note:
             log.info("%s", note)
         _announce(ready.result(), sock)
-        await asyncio.wait({serving, died, asked}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, died, asked}, return_when=FIRST_COMPLETED)
+    if not engine.died.is_set() and not serving.done():
+        await _drain(engine, stopping, drain_s)
     dead = engine.died.is_set()
     server.should_exit = True
-    ending = asyncio.create_task(_end_the_rest(engine, stopping))
+    engine.fail_all("the server is shutting down")
     await serving
-    for task in (ready, died, asked, ending):
+    for task in (ready, died, asked):
         task.cancel()
     return _status(ready, dead)
 
 
-async def _end_the_rest(engine: RemoteEngine, stopping: Stopping) -> None:
-    """After the grace time, or at a second request: whoever still waits gets an error, which lets the server end."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(stopping.urgent.wait(), GRACE_S)
-    engine.fail_all("the server is shutting down")
+async def _drain(engine: RemoteEngine, stopping: Stopping, seconds: float) -> None:
+    """Begin nothing, and wait until all that runs has ended: at most so long, and not after a second request."""
+    engine.drain()
+    if engine.busy:
+        log.info("stopping: running answers may end for %g s; a second signal ends them", seconds)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    urgent = asyncio.create_task(stopping.urgent.wait())
+    died = asyncio.create_task(engine.died.wait())
+    while engine.busy and loop.time() < deadline and not urgent.done() and not died.done():
+        await asyncio.wait({urgent, died}, timeout=DRAIN_POLL_S, return_when=FIRST_COMPLETED)
+    urgent.cancel()
+    died.cancel()
 
 
-def _uvicorn_config(app: Starlette) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_level="warning",
@@ -151,7 +202,7 @@ def _uvicorn_config(app: Starlette) -> uvicorn.Config:
         lifespan="off",
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(GRACE_S) + 5,
+        timeout_graceful_shutdown=FLUSH_S,
     )
 
 
@@ -183,12 +234,11 @@ def listen(host: str, port: int) -> socket.socket:
 def _announce(info: EngineInfo, sock: socket.socket) -> None:
     host, port = sock.getsockname()[:2]
     seconds = info.load_seconds + info.compile_seconds
-    print(
-        f"ready: http://{host}:{port}/v1 on {info.device} ({info.dtype}), context {info.max_model_len}, "
-        f"{info.max_seqs} sequences, {info.kv_tokens} tokens of K/V; loaded and compiled in {seconds:.1f} s",
-        file=sys.stderr,
-        flush=True,
-    )
+    log.info(
+        "ready: http://%s:%d/v1 on %s (%s), context %d, %d sequences, %d tokens of K/V; loaded and compiled in %.1f s",
+        host, port, info.device, info.dtype, info.max_model_len, info.max_seqs, info.kv_tokens, seconds,
+        extra={"fields": {"event": "ready", "port": port, "seconds": round(seconds, 3)}},
+    )  # fmt: skip
 
 
 def _status(ready: "asyncio.Task[EngineInfo]", dead: bool) -> int:

@@ -23,6 +23,7 @@ from onechip.server import schema
 from onechip.server.answer import Shape, StreamedAnswer, WholeAnswer
 from onechip.server.generation import Choice, EngineClient, Generation
 from onechip.server.http import read_json
+from onechip.server.journal import record_of
 from onechip.server.metrics import Metrics
 from onechip.server.shapes import ChatShape, CompletionShape
 
@@ -60,6 +61,28 @@ class Service:
             raise EngineDead("the engine is not up (starting, or gone); see /health")
         return info
 
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken now."""
+        return self.engine.alive and not self.engine.draining
+
+    def generation(
+        self,
+        http: HttpRequest,
+        operation: str,
+        name: str,
+        body: schema.Sampling,
+        params: SamplingParams,
+        choices: Sequence[Choice],
+        prompt_tokens: int,
+    ) -> Generation:
+        """The Generation of a checked request, with its time limit, and its Record told what it is."""
+        record = record_of(http.scope)
+        record.operation, record.answer_id, record.model = operation, name, body.model
+        record.sampling, record.stream = params, bool(body.stream)
+        limit_s = schema.time_limit(body, self.config.request_timeout)
+        return Generation(self.engine, self.metrics, choices, prompt_tokens, record, limit_s)
+
     def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of a text prompt, whose control text is meant as such; one BOS unless it has one or none is wanted."""
         ids = self.tokenizer.encode(text, control=True)
@@ -96,10 +119,10 @@ async def chat_completions(service: Service, http: HttpRequest) -> Response:
     name = f"chatcmpl-{uuid.uuid4().hex}"
     requests = prepare(name, ids, params, info, service.eos_ids, prompt_param="messages")
     choices = [Choice(i, request, service.tokenizer) for i, request in enumerate(requests)]
-    generation = Generation(service.engine, service.metrics, choices, len(ids))
+    generation = service.generation(http, "chat", name, body, params, choices, len(ids))
     wanted = body.prompt_logprobs is not None
     shape = ChatShape(name, body.model, service.tokenizer, prompt_logprobs=wanted)
-    return _answer(body, generation, shape)
+    return _answer(service, body, generation, shape)
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
@@ -116,7 +139,9 @@ async def completions(service: Service, http: HttpRequest) -> Response:
             service, body, params, info, f"{name}-{number}", ids, text, len(choices)
         )
     prompt_tokens = sum(len(ids) for ids, _ in prompts)
-    generation = Generation(service.engine, service.metrics, choices, prompt_tokens)
+    generation = service.generation(
+        http, "text_completion", name, body, params, choices, prompt_tokens
+    )
     shape = CompletionShape(
         name,
         body.model,
@@ -124,7 +149,7 @@ async def completions(service: Service, http: HttpRequest) -> Response:
         echo_scores=bool(body.echo) and body.logprobs is not None,
         prompt_logprobs=body.prompt_logprobs is not None,
     )
-    return _answer(body, generation, shape)
+    return _answer(service, body, generation, shape)
 
 
 def _choices(
@@ -184,12 +209,15 @@ def _check_thinking(variables: Mapping[str, Any]) -> None:
         raise InvalidRequest("enable_thinking is not supported yet", param="chat_template_kwargs")
 
 
-def _answer(body: schema.Sampling, generation: Generation, shape: Shape) -> Response:
+def _answer(
+    service: Service, body: schema.Sampling, generation: Generation, shape: Shape
+) -> Response:
     if not body.stream:
         return WholeAnswer(generation, shape)
     options = body.stream_options or schema.StreamOptions()
     usage = "each" if options.continuous_usage_stats else "last"
-    return StreamedAnswer(generation, shape, usage if options.include_usage else "none")
+    usage = usage if options.include_usage else "none"
+    return StreamedAnswer(generation, shape, usage, service.config.ping_seconds)
 
 
 async def _aside(size: int, work: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@ without effect are the labels OpenAI keeps for its own accounting: user, metadat
 It knows no token ids and no engine; ranges are `engine.validate`'s.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -70,6 +71,7 @@ class Sampling(Strict):
     stop_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
+    timeout: float | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -192,6 +194,17 @@ def _sampling(
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
         **given,
     )
+
+
+def time_limit(body: Sampling, server_limit: float | None) -> float | None:
+    """Seconds the request may take: the smaller of its own `timeout` and the server's."""
+    if body.timeout is None:
+        return server_limit
+    if not 0 < body.timeout < math.inf:
+        raise InvalidRequest(
+            f"timeout is {body.timeout}; allowed: seconds above 0", param="timeout"
+        )
+    return body.timeout if server_limit is None else min(body.timeout, server_limit)
 
 
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
