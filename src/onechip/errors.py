@@ -107,3 +107,9 @@ class ConfigError(StartupError):
 
 class DoesNotFit(StartupError):
     """The model or its K/V pages do not fit the chip's memory."""
+
+
+class ArmFailed(OnechipError):
+    """A server under measurement could not be started, died, or could not be stopped; the ladder goes on without it."""
+
+    code = "arm_failed"
