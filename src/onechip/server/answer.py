@@ -3,12 +3,14 @@
 1. The first event of the engine is awaited before anything is written, so what it refuses is an HTTP error. Only when
    that takes longer than the ping interval (a long prefill, a long queue) does the stream begin, with a comment.
 2. After that one write is made for each message of the engine that concerns this request.
-3. The stream ends with the usage chunk (if asked for) and `data: [DONE]`; an error after the first byte is one event.
+3. A Writer says it in its dialect. `Chunks` is OpenAI's: the stream ends with the usage chunk (if asked for) and
+   `data: [DONE]`; an error after the first byte is one event.
 4. A client that goes makes the generation raise ClientGone, which aborts it and ends here.
 """
 
 import logging
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,9 +18,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from onechip.chat.output import Delta, Entry
+from onechip.chat.output import Delta, Entry, Finish
 from onechip.errors import OnechipError
-from onechip.request import FinishReason
 from onechip.server.generation import Choice, ClientGone, Generation
 from onechip.server.http import error_body, json_response, watch_client
 
@@ -40,7 +41,7 @@ class Whole:
 
     texts: list[str] = field(default_factory=list[str])
     entries: list[Entry] = field(default_factory=list[Entry])
-    finish: FinishReason | None = None
+    finish: Finish | None = None
 
     @property
     def text(self) -> str:
@@ -82,13 +83,33 @@ def event_head(identity: dict[str, Any]) -> bytes:
     return b"data: " + encode(identity)[:-1] + b',"choices":['
 
 
+class Writer(Protocol):
+    """One generation in one dialect. Everything but `whole` is server-sent events."""
+
+    ping: bytes
+
+    def opening(self) -> bytes:
+        """What comes before all else."""
+        ...
+
+    def deltas(self, deltas: Sequence[tuple[Choice, Delta]]) -> bytes: ...
+    def closing(self) -> bytes: ...
+    def failure(self, error: OnechipError) -> bytes:
+        """The end instead of `closing`."""
+        ...
+
+    def whole(self, said: list[tuple[Choice, Whole]]) -> dict[str, Any]:
+        """The answer in one piece."""
+        ...
+
+
 class WholeAnswer(Response):
     """The JSON answer, sent when every choice has ended."""
 
-    def __init__(self, generation: Generation, shape: Shape):
+    def __init__(self, generation: Generation, writer: Writer):
         super().__init__()
         self._generation = generation
-        self._shape = shape
+        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         said: defaultdict[int, Whole] = defaultdict(Whole)
@@ -100,21 +121,18 @@ class WholeAnswer(Response):
                             said[choice.index].add(delta)
         except ClientGone:
             return
-        choices = [(choice, said[choice.index]) for choice in generation.choices]
-        body = self._shape.whole(generation, choices) | {"usage": usage_of(generation)}
-        await json_response(body)(scope, receive, send)
+        choices = [(choice, said[choice.index]) for choice in self._generation.choices]
+        await json_response(self._writer.whole(choices))(scope, receive, send)
 
 
 class StreamedAnswer(Response):
-    """Server-sent events. `usage`: "none", "last" (one final chunk) or "each" (running totals in every chunk too)."""
+    """The answer as server-sent events."""
 
-    def __init__(self, generation: Generation, shape: Shape, usage: str, ping_s: float = 0.0):
+    def __init__(self, generation: Generation, writer: Writer, ping_s: float = 0.0):
         super().__init__()
         self._generation = generation
+        self._writer = writer
         self._ping_s = ping_s
-        self._shape = shape
-        self._usage = usage
-        self._opened: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -130,23 +148,40 @@ class StreamedAnswer(Response):
             return
 
     async def _events(self, deltas: list[tuple[Choice, Delta]] | None, send: Send) -> None:
+        writer, held = self._writer, self._writer.opening()
         try:
             while deltas is not None:
-                chunks = self._chunks(deltas) if deltas else PING
-                if chunks:
-                    await _write(send, chunks)
+                events = held + (writer.deltas(deltas) if deltas else writer.ping)
+                held = b""
+                if events:
+                    await _write(send, events)
                 deltas = await anext(self._generation, None)
-            last = self._last_usage()
+            last = writer.closing()
         except ClientGone:
             raise
         except OnechipError as error:
-            last = _error_event(error)
+            last = writer.failure(error)
         except Exception:
             log.exception("a stream broke")
-            last = _error_event(OnechipError("internal error; the server's log has the details"))
-        await _write(send, last + DONE, more=False)
+            last = writer.failure(OnechipError("internal error; the server's log has the details"))
+        await _write(send, last, more=False)
 
-    def _chunks(self, deltas: list[tuple[Choice, Delta]]) -> bytes:
+
+class Chunks:
+    """OpenAI's stream. `usage`: "none", "last" (one final chunk) or "each" (running totals in every chunk too)."""
+
+    ping = PING
+
+    def __init__(self, generation: Generation, shape: Shape, usage: str):
+        self._generation = generation
+        self._shape = shape
+        self._usage = usage
+        self._opened: set[int] = set()
+
+    def opening(self) -> bytes:
+        return b""
+
+    def deltas(self, deltas: Sequence[tuple[Choice, Delta]]) -> bytes:
         """One chunk for each choice with something to show, in one write."""
         parts: list[bytes] = []
         for choice, delta in deltas:
@@ -159,20 +194,24 @@ class StreamedAnswer(Response):
                 parts += (self._shape.head, self._shape.delta(choice, delta), self._tail())
         return b"".join(parts)
 
+    def closing(self) -> bytes:
+        if self._usage == "none":
+            return DONE
+        return (
+            self._shape.head + b'],"usage":' + encode(usage_of(self._generation)) + b"}\n\n" + DONE
+        )
+
+    def failure(self, error: OnechipError) -> bytes:
+        return b"data: " + encode(error_body(error)) + b"\n\n" + DONE
+
+    def whole(self, said: list[tuple[Choice, Whole]]) -> dict[str, Any]:
+        return self._shape.whole(self._generation, said) | {"usage": usage_of(self._generation)}
+
     def _tail(self) -> bytes:
         if self._usage == "none":
             return b"]}\n\n"
         usage = encode(usage_of(self._generation)) if self._usage == "each" else b"null"
         return b'],"usage":' + usage + b"}\n\n"
-
-    def _last_usage(self) -> bytes:
-        if self._usage == "none":
-            return b""
-        return self._shape.head + b'],"usage":' + encode(usage_of(self._generation)) + b"}\n\n"
-
-
-def _error_event(error: OnechipError) -> bytes:
-    return b"data: " + encode(error_body(error)) + b"\n\n"
 
 
 async def _write(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -20,7 +20,7 @@ from onechip.engine.validate import prepare
 from onechip.errors import EngineDead, InvalidRequest, UnknownModel
 from onechip.request import EngineInfo, SamplingParams
 from onechip.server import schema
-from onechip.server.answer import Shape, StreamedAnswer, WholeAnswer
+from onechip.server.answer import Chunks, Shape, StreamedAnswer, WholeAnswer, Writer
 from onechip.server.generation import Choice, EngineClient, Generation
 from onechip.server.http import read_json
 from onechip.server.journal import record_of
@@ -66,6 +66,11 @@ class Service:
         """Whether a request would be taken now."""
         return self.engine.alive and not self.engine.draining
 
+    def answer(self, generation: Generation, writer: Writer, *, stream: bool) -> Response:
+        if stream:
+            return StreamedAnswer(generation, writer, self.config.ping_seconds)
+        return WholeAnswer(generation, writer)
+
     def generation(
         self,
         http: HttpRequest,
@@ -107,19 +112,24 @@ class Service:
         )
 
 
-async def chat_completions(service: Service, http: HttpRequest) -> Response:
-    raw = await read_json(http, service.config.max_body_bytes)
-    body = schema.parse(schema.ChatBody, raw)
+async def chat_generation(
+    service: Service, http: HttpRequest, body: schema.ChatBody, size: int, name: str
+) -> Generation:
+    """The generation of a chat, whatever dialect it was asked in. `size`: bytes of the request."""
     service.check_model(body.model)
     params = schema.chat_sampling(body, service.defaults)
     info = service.ready_info()
-    ids = await _aside(
-        len(raw), lambda: service.encode_chat(body.messages, body.chat_template_kwargs)
-    )
-    name = f"chatcmpl-{uuid.uuid4().hex}"
+    ids = await _aside(size, lambda: service.encode_chat(body.messages, body.chat_template_kwargs))
     requests = prepare(name, ids, params, info, service.eos_ids, prompt_param="messages")
     choices = [Choice(i, request, service.tokenizer) for i, request in enumerate(requests)]
-    generation = service.generation(http, "chat", name, body, params, choices, len(ids))
+    return service.generation(http, "chat", name, body, params, choices, len(ids))
+
+
+async def chat_completions(service: Service, http: HttpRequest) -> Response:
+    raw = await read_json(http, service.config.max_body_bytes)
+    body = schema.parse(schema.ChatBody, raw)
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    generation = await chat_generation(service, http, body, len(raw), name)
     wanted = body.prompt_logprobs is not None
     shape = ChatShape(name, body.model, service.tokenizer, prompt_logprobs=wanted)
     return _answer(service, body, generation, shape)
@@ -212,12 +222,10 @@ def _check_thinking(variables: Mapping[str, Any]) -> None:
 def _answer(
     service: Service, body: schema.Sampling, generation: Generation, shape: Shape
 ) -> Response:
-    if not body.stream:
-        return WholeAnswer(generation, shape)
     options = body.stream_options or schema.StreamOptions()
     usage = "each" if options.continuous_usage_stats else "last"
-    usage = usage if options.include_usage else "none"
-    return StreamedAnswer(generation, shape, usage, service.config.ping_seconds)
+    chunks = Chunks(generation, shape, usage if options.include_usage else "none")
+    return service.answer(generation, chunks, stream=bool(body.stream))
 
 
 async def _aside(size: int, work: Callable[[], T]) -> T:
