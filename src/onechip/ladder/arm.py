@@ -34,7 +34,8 @@ name without a slash or `.toml` is one of them, anything else is a path.
     commands = { version = ["vllm", "--version"] }
 
 A word that is exactly `${flags}` becomes as many words as that setting holds, quoted as in a shell, or none. `$$` is a
-dollar sign. `${python}` is the interpreter onechip runs in, `${ladder}` the folder of the shipped files.
+dollar sign. `${python}` is the interpreter onechip runs in, `${arms}` the folder of the shipped files, `${home}` the
+user's.
 """
 
 import shlex
@@ -52,7 +53,7 @@ from typing import Any, cast
 from onechip.errors import ConfigError
 
 SCHEMA = 1
-_SHIPPED = Path(str(files("onechip.ladder") / "arms"))
+SHIPPED = Path(str(files("onechip.ladder") / "arms"))
 _TABLES = {
     "": {"schema", "about", "needs", "settings", "required", "start", "server", "stop", "record"},
     "start": {"command", "environment", "ready_s"},
@@ -98,14 +99,14 @@ class Arm:
 
 def shipped() -> list[str]:
     """The names of the shipped arms."""
-    return sorted(path.stem for path in _SHIPPED.glob("*.toml"))
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
 def load(name: str, settings: Mapping[str, str] | None = None) -> Arm:
     """Read the arm `name` and fill in `settings`. Raises ConfigError naming the file, the key and the remedy."""
     path = Path(name)
     if path.suffix != ".toml" and "/" not in name:
-        path = _SHIPPED / f"{name}.toml"
+        path = SHIPPED / f"{name}.toml"
     try:
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -199,9 +200,14 @@ class _Reader:
         for key, text in required.items():
             if key not in given:
                 raise ConfigError(
-                    f"{self.path}: the setting {key!r} is needed: --set {key}={text!r}"
+                    f"{self.path}: the setting {key!r} is needed; give --set {key}=... ({text})"
                 )
-        built_in = {"python": sys.executable, "ladder": str(_SHIPPED), "name": self.path.stem}
+        built_in = {
+            "python": sys.executable,
+            "arms": str(SHIPPED),
+            "home": str(Path.home()),
+            "name": self.path.stem,
+        }
         self.values = built_in | defaults | dict(given)
         if self.values.get("port") == "free":
             self.values["port"] = str(_free_port())

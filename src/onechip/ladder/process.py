@@ -122,7 +122,8 @@ def _refuse_used_port(arm: Arm) -> None:
 
 def _answers(arm: Arm) -> bool:
     parts = urlsplit(arm.url)
-    with suppress(OSError), socket.create_connection((parts.hostname or "", parts.port or 80), 2):
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    with suppress(OSError), socket.create_connection((parts.hostname or "", port), 2):
         return True
     return False
 
