@@ -7,13 +7,14 @@ are respected. Steps take effect in launch order, as on a device; their results 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onechip.cache.pages import PageTable, PoolShape, peak_pages
 from onechip.config import LayerKind
 from onechip.engine.buckets import Bucket, BucketTable, bucket_table
 from onechip.engine.loop import Engine
+from onechip.engine.pace import Pace
 from onechip.engine.runner import Pending
 from onechip.engine.scheduler import Scheduler
 from onechip.engine.sequence import Plan, PlanRow, RowResult, Sequence
@@ -59,30 +60,47 @@ class FakeRunner:
     buckets: list[Bucket] = field(default_factory=list)
     flying: list[Pending] = field(default_factory=list)
     made: dict[Sequence, list[int]] = field(default_factory=dict)
+    over: set[Sequence] = field(
+        default_factory=set
+    )  # ended: a surplus step of theirs may read anything
 
     def dispatch(self, plan: Plan) -> Pending:
         self._check_shape(plan)
         for sequence in plan.admitted:
             assert sequence.slot is not None
             self.owner[sequence.slot] = sequence
-        tokens = [self._tokens(row) for row in plan.rows]
-        self._write(plan, tokens)
-        for row in plan.rows:
-            self._check_visible(row)
-        sampled = [self._sample(row, ids[-1]) for row, ids in zip(plan.rows, tokens, strict=True)]
-        pending = Pending(plan, sampled)
+        made: list[list[int]] = [[] for _ in plan.rows]
+        running = list(range(len(plan.rows)))
+        for step in range(plan.steps):
+            running = [i for i in running if step < plan.rows[i].steps]
+            self._step([_advanced(plan.rows[i], step) for i in running], [made[i] for i in running])
+            self.over |= {plan.rows[i].sequence for i in running if _ended(plan.rows[i], made[i])}
+            running = [i for i in running if not _ended(plan.rows[i], made[i])]
+        pending = Pending(plan, made)
         self.flying.append(pending)
         return pending
 
+    def _step(self, rows: list[PlanRow], made: list[list[int]]) -> None:
+        tokens = [self._tokens(row) for row in rows]
+        self._write(rows, tokens)
+        for row, ids, out in zip(rows, tokens, made, strict=True):
+            if row.sequence not in self.over:
+                self._check_visible(row)
+            if row.sample:
+                out.append(self._sample(row, ids[-1]))
+
     def collect(self, pending: Pending) -> list[RowResult]:
         assert self.flying.pop(0) is pending, "steps are collected in launch order"
-        return [_result(row, t) for row, t in zip(pending.plan.rows, pending.out, strict=True)]
+        return [
+            _result(row, made) for row, made in zip(pending.plan.rows, pending.out, strict=True)
+        ]
 
     def _check_shape(self, plan: Plan) -> None:
         assert plan.rows
         assert len({row.sequence.slot for row in plan.rows}) == len(plan.rows)
         counts = [row.count for row in plan.rows]
         assert min(counts) >= 1
+        assert plan.steps == 1 or plan.singles == len(counts), "several steps are for decode rows"
         assert all(count == 1 for count in counts[: plan.singles]), "single rows come first"
         assert plan.tokens <= self.table.token_budget
         assert sum(count for count in counts if count > 1) <= self.table.chunk
@@ -103,9 +121,9 @@ class FakeRunner:
         assert row.count == 1, "only a decode row's token may be unknown to the host"
         return [self.last[slot]]
 
-    def _write(self, plan: Plan, tokens: Iterable[list[int]]) -> None:
+    def _write(self, rows: list[PlanRow], tokens: Iterable[list[int]]) -> None:
         written: set[Cell] = set()
-        for row, ids in zip(plan.rows, tokens, strict=True):
+        for row, ids in zip(rows, tokens, strict=True):
             for position, token in enumerate(ids, row.start):
                 for kind in self.pages.pools:
                     cell = self._cell(row.sequence, kind, position)
@@ -141,9 +159,7 @@ class FakeRunner:
             made.append(last)
         return made[position - len(prompt)]
 
-    def _sample(self, row: PlanRow, last: int) -> int | None:
-        if not row.sample:
-            return None
+    def _sample(self, row: PlanRow, last: int) -> int:
         request, slot = row.sequence.request, row.sequence.slot
         assert slot is not None
         generated = row.start + row.count - len(request.prompt_ids)
@@ -151,17 +167,34 @@ class FakeRunner:
         return -1 if request.id in self.broken else self.last[slot]
 
 
-def _result(row: PlanRow, token: int | None) -> RowResult:
+def _advanced(row: PlanRow, step: int) -> PlanRow:
+    """The row at a later step of its launch: its token is the one just made."""
+    return row if step == 0 else replace(row, start=row.start + step)
+
+
+def _ended(row: PlanRow, made: list[int]) -> bool:
+    return bool(made) and (made[-1] < 0 or made[-1] in row.sequence.request.stop_ids)
+
+
+def _result(row: PlanRow, tokens: list[int]) -> RowResult:
     sampling = row.sequence.request.sampling
     logprob = None
-    if token is not None and sampling.logprobs is not None:
-        logprob = TokenLogprobs(token, -0.5)
+    if tokens and sampling.logprobs is not None:
+        logprob = TokenLogprobs(tokens[0], -0.5)
     scored: tuple[TokenLogprobs, ...] = ()
     if row.score and sampling.prompt_logprobs is not None:
         stop = row.start + row.count + 1
         targets = row.sequence.request.prompt_ids[row.start + 1 : stop]
         scored = tuple(TokenLogprobs(t, -float(t)) for t in targets)
-    return RowResult(row, token, logprob, scored)
+    return RowResult(row, tuple(tokens), logprob, scored)
+
+
+class FixedPace(Pace):
+    """As many steps a launch as may be, whatever the clock says."""
+
+    @property
+    def steps(self) -> int:
+        return self.most
 
 
 def fake_engine(
@@ -175,6 +208,7 @@ def fake_engine(
     max_waiting: int = 1024,
     max_model_len: int = 256,
     platform: str = "cpu",
+    steps: int = 1,
 ) -> Engine:
     """An engine on a FakeRunner; pages are counted without page 0."""
     shapes: dict[LayerKind, PoolShape] = {"full": PoolShape(full_pages + 1, None)}
@@ -183,14 +217,15 @@ def fake_engine(
     pages = PageTable(page_size, shapes)
     table = bucket_table(max_seqs, chunk, platform)
     columns: dict[LayerKind, int] = {
-        kind: peak_pages(max_model_len, table.chunk, shape.window, page_size)
+        kind: peak_pages(max_model_len, max(table.chunk, steps), shape.window, page_size)
         for kind, shape in shapes.items()
     }
     runner = FakeRunner(pages, table, max_seqs, columns)
     scheduler = Scheduler(pages, max_seqs, table.chunk, table.token_budget)
     kv_tokens = full_pages * page_size
     info = EngineInfo(VOCAB, max_model_len, max_seqs, kv_tokens, "fake", "float32", 0.0, 0.0, 0.0)
-    return Engine(runner, scheduler, info, max_waiting=max_waiting)
+    pace = FixedPace(steps)
+    return Engine(runner, scheduler, info, max_waiting=max_waiting, pace=pace)
 
 
 def request(

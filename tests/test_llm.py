@@ -14,13 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tests.fake_runner import Outcome, gather
+from tests.fake_runner import FixedPace, Outcome, gather
 from tests.tiny_model import VOCAB, write_tiny
 
 from onechip import LLM, SamplingParams
 from onechip.engine.buckets import Bucket, BucketTable
 from onechip.engine.loop import run_until_idle
-from onechip.engine.runner import DeviceRunner
+from onechip.engine.runner import DeviceRunner, Pending
+from onechip.engine.sequence import Plan
 from onechip.engine.validate import prepare
 from onechip.errors import ConfigError, InvalidRequest, OnechipError
 from onechip.llm import Completion
@@ -74,7 +75,7 @@ def engines(golden: tuple[str, Any]) -> dict[int, LLM]:
     device(made[16]).table = BucketTable((*decode, mixed, score), CHUNK)
     jobs = [(llm, bucket) for llm in made.values() for bucket in device(llm).table.buckets]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda job: device(job[0]).program(job[1]), jobs))
+        list(pool.map(lambda job: device(job[0]).programs[job[1]], jobs))
     return made
 
 
@@ -182,6 +183,54 @@ def test_the_requests_differ_from_each_other(alone: list[Completion]):
 
 def test_company_changes_nothing(llm: LLM, alone: list[Completion]):
     same(llm.generate(*mixed_requests(32)), alone)
+
+
+def test_several_steps_a_launch_change_nothing(folder: str, llm: LLM):
+    """Mixed lengths, stop ids that come in the middle of a launch, draws and penalties; and an abort while it runs."""
+    several = tiny(folder, max_seqs=8, decode_steps=4)
+    device(several).table = BucketTable((Bucket(8, 8), Bucket(33, 8)), 32)
+    several.engine.pace = FixedPace(4)
+    _, kinds = mixed_requests(16)
+    plain = [replace(k, logprobs=None, stop=(), max_tokens=5 + i) for i, k in enumerate(kinds)]
+    prompts = [list(range(9 * i + 5, 9 * i + 8 + i)) for i in range(16)]
+    expected = llm.generate(prompts, plain)
+    stop = expected[3].token_ids[6]
+    plain[3] = replace(plain[3], stop_token_ids=(stop,))
+    expected[3] = llm.generate([prompts[3]], [plain[3]])[0]
+    seen: set[int] = set()
+    for start in range(0, 16, 4):  # few at a time: a launch of several steps needs an empty queue
+        part = slice(start, start + 4)
+        with watch(several, seen):
+            same(several.generate(prompts[part], plain[part]), expected[part])
+    assert max(seen) == 4
+    requests = [
+        prepare(f"r{i}", tuple(prompts[i]), plain[i], several.engine.info, ())[0] for i in range(4)
+    ]
+    for request in requests:
+        several.engine.submit(request)
+    events = [event for _ in range(3) for event in several.engine.step()]
+    several.engine.abort(requests[1].id)
+    found = gather(events + run_until_idle(several.engine))
+    assert [found[r.id].finish for r in requests] == ["length", "abort", "length", "stop"]
+    for request, answer in zip(requests, expected, strict=False):
+        tokens = tuple(found[request.id].tokens)
+        assert tokens == answer.token_ids[: len(tokens)]
+    several.engine.check_idle()
+
+
+@contextmanager
+def watch(llm: LLM, seen: set[int]) -> Iterator[None]:
+    """Note the steps of every launch."""
+    runner = device(llm)
+    dispatch = runner.dispatch
+
+    def noted(plan: Plan) -> Pending:
+        seen.add(plan.steps)
+        return dispatch(plan)
+
+    runner.dispatch = noted  # type: ignore[method-assign]
+    yield
+    runner.dispatch = dispatch  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("chunk", [1, 5])

@@ -53,6 +53,9 @@ FLAGS = {
     ),
     "seed": Flag("Seed of the random weights."),
     "attention": Flag("Attention implementation; a name is obeyed or refused."),
+    "decode_steps": Flag(
+        "Most decode steps of one launch, taken while nobody waits.", min=1, default="by device"
+    ),
     "compile_cache": Flag("Directory of compiled programs, or off.", default="the user's cache"),
     "precompile": Flag(
         "Compile every program before the first answer, so that none is compiled later.",

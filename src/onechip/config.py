@@ -106,8 +106,9 @@ class EngineConfig:
     """How the engine runs: the flags of `serve` and keywords of `LLM` that shape memory and speed.
 
     None means "decided at start from the device and the model", and the choice is logged. `chunk_size` is the most
-    prefill tokens a step; `compile_cache` a directory or "off"; `precompile` compiles every program before the engine
-    is ready (a server must never compile later; `LLM` compiles on first use unless told otherwise).
+    prefill tokens a step, `decode_steps` the most decode steps a launch (while nobody waits); `compile_cache` a
+    directory or "off"; `precompile` compiles every program before the engine is ready (a server must never compile
+    later; `LLM` compiles on first use unless told otherwise).
     """
 
     max_seqs: int = 16
@@ -121,6 +122,7 @@ class EngineConfig:
     random_weights: bool = False
     seed: int = 0
     attention: str = "auto"
+    decode_steps: int | None = None
     compile_cache: str | None = None
     precompile: bool = True
 

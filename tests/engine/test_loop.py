@@ -61,7 +61,7 @@ def requests(draw: st.DrawFn, key: str, *, scored: bool = True) -> Request:
         max_tokens,
         sorted(stops),
         min_tokens=draw(st.integers(0, min(4, max_tokens))),
-        logprobs=draw(st.sampled_from([None, 0])),
+        logprobs=draw(st.sampled_from([None, None, None, 0])),
         prompt_logprobs=draw(st.sampled_from([None, None, None, 0])) if scored else None,
     )
 
@@ -75,6 +75,7 @@ ENGINES = st.fixed_dictionaries(
         "sliding_pages": st.integers(6, 40),
         "window": st.sampled_from([None, 1, 3, 8, 9]),
         "platform": st.sampled_from(["cpu", "tpu"]),
+        "steps": st.sampled_from([1, 2, 3, 8]),
     }
 )
 
@@ -256,6 +257,53 @@ def test_the_last_token_allowed_costs_no_surplus_step():
     engine = fake_engine()
     finish(engine, request("r", [10], 5))
     assert engine.stats().steps == 5
+
+
+def test_a_launch_takes_several_steps_only_while_nobody_needs_the_host():
+    engine = fake_engine(max_seqs=2, steps=4)
+    runner = engine.runner
+    assert isinstance(runner, FakeRunner)
+
+    def steps_of(*requests: Request) -> set[int]:
+        seen: set[int] = set()
+        for one in requests:
+            engine.submit(one)
+        while engine.has_work:
+            engine.step()
+            seen |= {pending.plan.steps for pending in runner.flying}
+        engine.check_idle()
+        return seen
+
+    assert steps_of(request("plain", 3, 9)) == {1, 4}, "a prompt's step makes one token"
+    assert steps_of(request("stops", 3, 9, stop_ids=[900])) == {1, 4}
+    assert steps_of(request("text", 3, 9, stop=("x",))) == {1}
+    assert steps_of(request("scores", 3, 9, logprobs=0)) == {1}
+    assert steps_of(request("many", 3, 9, stop_ids=range(900, 917))) == {1}
+    assert steps_of(request("a", 3, 9, stop_ids=[900]), request("b", 3, 9, stop_ids=[901])) == {1}
+    assert steps_of(request("c", 3, 9, stop_ids=[900]), request("d", 3, 9)) == {1, 4}
+
+
+def test_a_launch_takes_one_step_while_somebody_waits():
+    engine = fake_engine(max_seqs=1, steps=4)
+    engine.submit(request("first", 3, 30))
+    for _ in range(3):
+        engine.step()
+    engine.submit(request("second", 3, 1))
+    engine.step()
+    assert engine.flying[-1].plan.steps == 1
+
+
+def test_a_row_that_stops_within_a_launch_makes_nothing_more():
+    engine = fake_engine(steps=8)
+    outcome = finish(engine, request("r", [10], 20, stop_ids=[14]))["r"]
+    assert (outcome.tokens, outcome.finish, outcome.stopped_by) == ([11, 12, 13, 14], "stop", 14)
+
+
+def test_a_launch_is_no_longer_than_its_last_token_allows():
+    engine = fake_engine(steps=8)
+    outcome = finish(engine, request("r", [10], 4))["r"]
+    assert outcome.tokens == [11, 12, 13, 14]
+    assert engine.steps == 2
 
 
 def test_one_step_is_launched_before_the_last_one_is_read():

@@ -367,7 +367,7 @@ def test_a_step_neither_copies_nor_converts_a_pool(dtype: Any, bucket: Bucket):
     params = random_params(config, dtype, here)
     runner = DeviceRunner(shapes, BucketTable((bucket,), 32), params, pages, here)
     pools = [pool for kv in runner.caches for pool in (kv.k, kv.v)]
-    program = runner.lower(bucket).compile()
+    program = runner.programs.lower(bucket).compile()
     memory = program.memory_analysis()
     state = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.state))
     assert memory.alias_size_in_bytes == sum(pool.nbytes for pool in pools) + state

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from onechip.engine.buckets import Bucket
+from onechip.engine.sequence import LAUNCH_STOPS
 
 # Bits of the per-row `flags`.
 SAMPLE = 1  # this row's token is wanted: keep it as the slot's last token
@@ -21,12 +22,14 @@ BIAS = 8
 ALLOWED = 16  # the slot's allowed-ids mask applies
 MIN_TOKENS = 32  # stop ids are banned until kv_len reaches min_len
 LOGPROBS = 64
+STOPS = 128  # within a launch of several steps the row ends at one of the launch's `stops`
 
 FROM_DEVICE = -1  # a token id the host does not know yet: take the slot's last one
+NO_TOKEN = -3  # pads `stops`
 
 _ROW_INTS = (
     "slot", "q_start", "q_len", "kv_len", "first_page", "flags", "top_k",
-    "seed_high", "seed_low", "prompt_len", "min_len",
+    "seed_high", "seed_low", "prompt_len", "min_len", "left",
 )  # fmt: skip
 _ROW_FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 
@@ -43,10 +46,14 @@ class BatchLayout:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         tokens, rows = self.bucket.tokens, self.bucket.rows
         per_row = dict.fromkeys(_ROW_INTS + _ROW_FLOATS, (rows,))
+        target = {"target": (tokens,)} if self.bucket.score else {}
         return {
             "token": (tokens,),
             "row": (tokens,),
+            **target,
             "singles": (),
+            "steps": (),
+            "stops": (LAUNCH_STOPS,),
             **per_row,
             "full_table": (rows, self.full_pages),
             "sliding_table": (rows, self.sliding_pages),
@@ -67,6 +74,7 @@ class BatchLayout:
             fields[name] = view.view(np.float32) if name in _ROW_FLOATS else view
             start += size
         fields["row"][:] = self.bucket.rows
+        fields["stops"][:] = NO_TOKEN
         return vector, fields
 
     def unpack(self, vector: Array) -> Mapping[str, Array]:

@@ -22,8 +22,10 @@ from onechip.config import DTypeName, EngineConfig, ModelConfig
 from onechip.engine.buckets import BucketTable, bucket_table
 from onechip.engine.loop import Engine, run_until_idle
 from onechip.engine.memory import MemoryPlan, device_memory, plan_memory
+from onechip.engine.pace import Pace
+from onechip.engine.programs import SERVING, Shapes
 from onechip.engine.progress import Reporter
-from onechip.engine.runner import DeviceRunner, Shapes
+from onechip.engine.runner import DeviceRunner
 from onechip.engine.scheduler import Scheduler
 from onechip.errors import ConfigError
 from onechip.model.load import load_params, param_bytes, random_params, shapes_of
@@ -33,6 +35,7 @@ from onechip.request import EngineInfo, Request, SamplingParams
 
 log = logging.getLogger("onechip.engine")
 
+LAUNCH_STEPS = 8  # most decode steps of one launch on an accelerator
 DEFAULT_MODEL_LEN = 8192  # tables and logs say so; longer contexts are one flag away
 
 
@@ -44,6 +47,7 @@ class Choices:
     kv_dtype: DTypeName
     max_model_len: int
     table: BucketTable
+    steps: int
 
 
 def build_engine(model: str, config: EngineConfig, report: Reporter | None = None) -> Engine:
@@ -86,8 +90,9 @@ def build_from(
     )
     scheduler = Scheduler(pages, config.max_seqs, choices.table.chunk, choices.table.token_budget)
     if not config.precompile:
-        return Engine(runner, scheduler, info, max_waiting=config.max_waiting)
-    return _warm(runner, scheduler, info, config)
+        pace = Pace(choices.steps)
+        return Engine(runner, scheduler, info, max_waiting=config.max_waiting, pace=pace)
+    return _warm(runner, scheduler, info, config, choices.steps)
 
 
 def choose(spec: ModelConfig, config: EngineConfig, device: Any) -> Choices:
@@ -99,7 +104,10 @@ def choose(spec: ModelConfig, config: EngineConfig, device: Any) -> Choices:
         )
     dtype = preferred_dtype(device) if config.dtype == "auto" else config.dtype
     table = bucket_table(config.max_seqs, config.chunk_size, device.platform)
-    return Choices(dtype, dtype if config.kv_dtype == "auto" else config.kv_dtype, length, table)
+    # A launch costs the host a few ms, little beside a CPU's step and much beside an accelerator's.
+    steps = config.decode_steps or (1 if device.platform == "cpu" else LAUNCH_STEPS)
+    kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
+    return Choices(dtype, kv_dtype, length, table, steps)
 
 
 def preferred_dtype(device: Any) -> DTypeName:
@@ -131,8 +139,9 @@ def _shapes(spec: ModelConfig, config: EngineConfig, choices: Choices) -> Shapes
         page_size=page,
         max_seqs=config.max_seqs,
         full_columns=-(-length // page),
-        sliding_columns=peak_pages(length, chunk, spec.window, page),
+        sliding_columns=peak_pages(length, max(chunk, choices.steps), spec.window, page),
         attention=config.attention,
+        steps=choices.steps,
     )
 
 
@@ -151,13 +160,13 @@ def _load(
 
 def _compile(runner: DeviceRunner, report: Reporter) -> None:
     started, compiled, cached = time.monotonic(), compile_count(), cache_hits()
-    total, done = len(runner.table.buckets), count()
+    total, done = len(runner.table.buckets) + len(SERVING), count()
 
     def progress(what: str) -> None:
         if report.compiling is not None:
             report.compiling(next(done), total, what)
 
-    runner.compile(progress)
+    runner.programs.compile(runner.table, progress)
     if report.compiling is not None:
         report.compiling(total, total, "")
     cached, compiled = cache_hits() - cached, compile_count() - compiled
@@ -166,7 +175,11 @@ def _compile(runner: DeviceRunner, report: Reporter) -> None:
 
 
 def _warm(
-    runner: DeviceRunner, scheduler: Scheduler, info: EngineInfo, config: EngineConfig
+    runner: DeviceRunner,
+    scheduler: Scheduler,
+    info: EngineInfo,
+    config: EngineConfig,
+    steps: int,
 ) -> Engine:
     """Generate one token through the whole path; compiles are counted from here on."""
     engine = Engine(runner, scheduler, info, max_waiting=config.max_waiting)
@@ -182,6 +195,7 @@ def _warm(
         scheduler,
         ready,
         max_waiting=config.max_waiting,
+        pace=Pace(steps),
         compiles=lambda: compile_count() - before,
     )
 

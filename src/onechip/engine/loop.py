@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from onechip.engine.pace import Pace
 from onechip.engine.runner import Pending, Runner
 from onechip.engine.scheduler import Scheduler
 from onechip.engine.sequence import Plan, RowResult, Sequence
@@ -36,6 +37,7 @@ class Engine:
         info: EngineInfo,
         *,
         max_waiting: int,
+        pace: Pace | None = None,
         compiles: Callable[[], int] = lambda: 0,
     ):
         self.runner = runner
@@ -47,6 +49,8 @@ class Engine:
         self.ended: list[Event] = []
         self.steps = self.prompt_tokens = self.generated_tokens = self.packed_tokens = 0
         self.step_tokens = [0] * (len(STEP_TOKEN_EDGES) + 1)
+        self.pace = pace or Pace(1)
+        self._collected_at: float | None = None
         self._compiles = compiles
 
     @property
@@ -82,14 +86,25 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Launch one step ahead, commit the oldest; returns its events. Blocks for the device, never for work."""
+        self.scheduler.most_steps = self.pace.steps
         plan = self.scheduler.plan()
         if plan is not None:
             self.flying.append(self.runner.dispatch(plan))
             self._count(plan)
         if self.flying and (plan is None or len(self.flying) > 1):
-            self._commit(self.runner.collect(self.flying.popleft()))
+            self._commit(self._collect())
         events, self.ended = self.ended, []
         return events
+
+    def _collect(self) -> list[RowResult]:
+        """Results of the oldest launch. One that followed another at once tells how long its steps took."""
+        pending = self.flying.popleft()
+        results = self.runner.collect(pending)
+        now, before = time.monotonic(), self._collected_at
+        if before is not None and pending.plan.singles == len(pending.plan.rows):
+            self.pace.took(pending.plan.steps, now - before)
+        self._collected_at = now if self.flying else None
+        return results
 
     def stats(self) -> EngineStats:
         pages = self.scheduler.pages
@@ -124,45 +139,41 @@ class Engine:
 
     def _commit(self, results: list[RowResult]) -> None:
         for result in results:
-            sequence = result.row.sequence
-            if sequence.finish is None:
-                self._commit_row(sequence, result)
-            else:
-                sequence.in_flight -= result.row.sample  # the surplus step of a row that has ended
+            if result.row.sequence.finish is None:  # else the surplus step of a row that has ended
+                self._commit_row(result.row.sequence, result)
 
     def _commit_row(self, sequence: Sequence, result: RowResult) -> None:
         if result.prompt_logprobs:  # a preempted prompt is computed again: take what is new
             known = len(sequence.prompt_logprobs) - 1 - result.row.start
             sequence.prompt_logprobs += result.prompt_logprobs[known:]
-        if result.token is None:
+        if not result.row.sample:
             return
-        sequence.in_flight -= 1
-        if result.token < 0:
+        sequence.in_flight -= result.row.made
+        if result.tokens[-1] < 0:
             error = NumericalError("the model's logits are not finite for this request")
-            code = error.code
             self._end(
-                sequence, Event(sequence.id, finish="error", error=error.message, error_code=code)
+                sequence,
+                Event(sequence.id, finish="error", error=error.message, error_code=error.code),
             )
             return
         first = len(sequence.tokens) == sequence.prompt_len
-        sequence.tokens.append(result.token)
-        self.generated_tokens += 1
+        sequence.tokens += result.tokens
+        self.generated_tokens += len(result.tokens)
         self._emit(sequence, result, first)
 
     def _emit(self, sequence: Sequence, result: RowResult, first: bool) -> None:
-        token = result.token
-        assert token is not None
-        stopped = token in sequence.request.stop_ids
+        last = result.tokens[-1]
+        stopped = last in sequence.request.stop_ids
         done = stopped or len(sequence.tokens) >= sequence.max_length
         if first:
             self.prompt_tokens += sequence.prompt_len
         prompt = tuple(sequence.prompt_logprobs) if first else ()
         event = Event(
             sequence.id,
-            token_ids=(token,),
+            token_ids=result.tokens,
             logprobs=() if result.logprob is None else (result.logprob,),
             prompt_logprobs=prompt or None,
-            stopped_by=token if stopped else None,
+            stopped_by=last if stopped else None,
             queued_s=sequence.queued_s if first else None,
         )
         if not done:

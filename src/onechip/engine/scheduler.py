@@ -6,6 +6,9 @@
 4. When pages run out the newest running sequence is preempted: its pages return, its tokens stay, and it waits at the
    front to be computed again. The oldest can always go on, so somebody always finishes.
 
+A launch may take several decode steps (`most_steps`), but only while nobody waits and no row needs the host after each
+token (stop strings, log probabilities, stop ids of its own). Pages for all of them are held beforehand.
+
 A plan changes the scheduler's books as if the step had run: planning is one step ahead of the device, and a decode
 row's token may still be unknown. A stop id is therefore seen a step late and the surplus token dropped at commit.
 """
@@ -15,7 +18,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from onechip.cache.pages import PageTable
-from onechip.engine.sequence import Plan, PlanRow, Sequence
+from onechip.engine.sequence import LAUNCH_STOPS, Plan, PlanRow, Sequence
+from onechip.request import Request
 
 
 class Scheduler:
@@ -30,6 +34,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.free_slots = list(range(max_seqs - 1, -1, -1))
         self.preemptions = 0
+        self.most_steps = 1
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -64,18 +69,32 @@ class Scheduler:
 
     def _book(self, rows: list[PlanRow], admitted: tuple[Sequence, ...]) -> Plan | None:
         for row in rows:
-            row.sequence.computed += row.count
-            row.sequence.in_flight += row.sample
+            row.sequence.computed += row.count + row.steps - 1
+            row.sequence.in_flight += row.made
         return Plan(tuple(rows), admitted) if rows else None
 
     def _decode_rows(self) -> list[PlanRow]:
         rows: list[PlanRow] = []
+        most = self._launch_steps()
         for sequence in list(self.running):
-            if sequence.slot is None or sequence.remaining != 1 or sequence.full:
+            if not sequence.decodes:
                 continue
-            if self._make_room(sequence, sequence.computed + 1):
-                rows.append(PlanRow(sequence, sequence.computed, 1, sample=True))
+            start = sequence.computed
+            steps = min(most, sequence.max_length - sequence.length)
+            if steps > 1 and self.pages.grow(sequence.id, start, start + steps):
+                rows.append(PlanRow(sequence, start, 1, sample=True, steps=steps))
+            elif self._make_room(sequence, start + 1):
+                rows.append(PlanRow(sequence, start, 1, sample=True))
         return rows
+
+    def _launch_steps(self) -> int:
+        """Decode steps the next launch may take: see the module's story."""
+        if self.most_steps == 1 or self.waiting or any(self._prefilling()):
+            return 1
+        requests = [sequence.request for sequence in self.running if sequence.decodes]
+        stops = {request.stop_ids for request in requests if request.stop_ids}
+        alone = len(stops) <= 1 and not any(map(needs_host, requests))
+        return self.most_steps if alone else 1
 
     def _make_room(self, sequence: Sequence, stop: int) -> bool:
         """Pages for tokens up to `stop`, preempting the newest until they are there; False: it was the newest."""
@@ -152,3 +171,10 @@ class Scheduler:
         sequence.slot = self.free_slots.pop()
         self.running.append(sequence)
         return sequence
+
+
+def needs_host(request: Request) -> bool:
+    """Whether the host must see each token of the request before the next is worth making."""
+    sampling = request.sampling
+    many = len(request.stop_ids) > LAUNCH_STOPS
+    return many or bool(sampling.stop) or sampling.logprobs is not None

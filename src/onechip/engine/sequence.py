@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from onechip.request import FinishReason, Request, TokenLogprobs
 
+LAUNCH_STOPS = 16  # stop ids that a launch of several steps can know
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -57,6 +59,11 @@ class Sequence:
         return self.length >= self.max_length
 
     @property
+    def decodes(self) -> bool:
+        """Whether it runs, has one token to go, and may make another."""
+        return self.slot is not None and self.remaining == 1 and not self.full
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt log probabilities were asked for and are not complete."""
         asked = self.request.sampling.prompt_logprobs is not None
@@ -67,7 +74,8 @@ class Sequence:
 class PlanRow:
     """`count` tokens of a sequence from position `start` on.
 
-    `sample`: its last token's logits are wanted; `score`: so are all its positions' log probabilities.
+    `sample`: its last token's logits are wanted; `score`: so are all its positions' log probabilities. `steps`: tokens
+    it makes in this launch, unless a stop id comes first; more than one in launches of decode rows alone.
     """
 
     sequence: Sequence
@@ -75,6 +83,12 @@ class PlanRow:
     count: int
     sample: bool
     score: bool = False
+    steps: int = 1
+
+    @property
+    def made(self) -> int:
+        """Tokens this row adds to its sequence."""
+        return self.steps if self.sample else 0
 
     @property
     def known(self) -> list[int]:
@@ -99,6 +113,11 @@ class Plan:
         return sum(row.count == 1 for row in self.rows)
 
     @property
+    def steps(self) -> int:
+        """Decode steps of the launch."""
+        return max(row.steps for row in self.rows)
+
+    @property
     def score(self) -> bool:
         """Whether a row needs the hidden states of all its positions."""
         return any(row.score for row in self.rows)
@@ -106,9 +125,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class RowResult:
-    """What a step made of one row: the sampled token (None where none was wanted), -1 where logits were not finite."""
+    """What a launch made of one row: its sampled tokens, up to a stop id; -1 where logits were not finite.
+
+    `logprob` is the first token's: rows that want one make one token a launch.
+    """
 
     row: PlanRow
-    token: int | None
+    tokens: tuple[int, ...] = ()
     logprob: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -5,6 +5,7 @@ without penalties, bias or masks never read the rest, so only `admit` for such a
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,15 +35,17 @@ class SlotState:
 
 
 def empty_state(slots: int, vocab: int) -> SlotState:
+    """A SlotState of numpy arrays, to be put on the device: making it there would compile."""
     rows = slots + 1
-    return SlotState(
-        last_token=jnp.zeros(rows, jnp.int32),
-        counts=jnp.zeros((rows, vocab), jnp.uint16),
-        bias_ids=jnp.full((rows, MAX_LOGIT_BIAS), vocab, jnp.int32),
-        bias_values=jnp.zeros((rows, MAX_LOGIT_BIAS), jnp.float32),
-        allowed=jnp.zeros((rows, -(-vocab // 32)), jnp.uint32),
-        stop_ids=jnp.full((rows, MAX_STOP_IDS), vocab, jnp.int32),
-    )
+    arrays: dict[str, Any] = {
+        "last_token": np.zeros(rows, np.int32),
+        "counts": np.zeros((rows, vocab), np.uint16),
+        "bias_ids": np.full((rows, MAX_LOGIT_BIAS), vocab, np.int32),
+        "bias_values": np.zeros((rows, MAX_LOGIT_BIAS), np.float32),
+        "allowed": np.zeros((rows, -(-vocab // 32)), np.uint32),
+        "stop_ids": np.full((rows, MAX_STOP_IDS), vocab, np.int32),
+    }
+    return SlotState(**arrays)
 
 
 def slot_rows(request: Request, vocab: int) -> dict[str, np.ndarray]:

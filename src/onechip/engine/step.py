@@ -3,14 +3,18 @@
 unpack -> take ids the host does not know from the slots -> forward over the paged K/V -> logits of each row's last
 token -> sample -> keep the tokens in their slots. K/V and slots are donated: the results are the same memory. Sampled
 ids never visit the host on their way to the next step.
+
+A decode program repeats this up to `steps` times in one launch, each time with the tokens just made. A row that meets
+one of the launch's stop ids, or has made what it may, writes nothing more; when all have, the launch ends.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.tree_util import register_dataclass
 
 from onechip.config import LayerKind, ModelConfig
@@ -20,25 +24,34 @@ from onechip.engine.sampler import log_probabilities, sample
 from onechip.engine.state import SlotState, count_tokens
 from onechip.kernels.attention import KV, Ragged
 from onechip.model import gemma
+from onechip.request import MAX_LOGPROBS
+
+SKIPPED = -2  # in StepOut.token: the row made no token in this step of the launch
+_SCORE_ROWS = 32  # positions whose full logits exist at once: 32 x 262,144 float32 are 34 MB
+
+Caches = tuple[KV, ...]
+Fields = Mapping[str, Array]
+Scores = tuple[Array, Array, Array]  # logprob [N], best ids [N, 20], theirs [N, 20]
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class StepOut:
-    """token [R] int32 (-1: logits not finite). The rest is zeros unless a row asked for log probabilities:
-    logprob [R], top_ids and top_logprobs [R, 20]. `hidden` [T, D] in score programs, else [0, D].
+    """token [K, R] int32, one row for each step of the launch (-1: logits not finite; SKIPPED).
+
+    `chosen` are the scores of the last step's tokens, zeros unless a row asked. In score programs `prompt` holds those
+    of every position's `target` and `hidden` [T, D] the states; else both are empty.
     """
 
     token: Array
-    logprob: Array
-    top_ids: Array
-    top_logprobs: Array
+    chosen: Scores
+    prompt: Scores
     hidden: Array
 
 
 def step(
     params: gemma.Params,
-    caches: tuple[KV, ...],
+    caches: Caches,
     state: SlotState,
     vector: Array,
     *,
@@ -46,30 +59,112 @@ def step(
     layout: BatchLayout,
     page_size: int,
     attention: str,
-) -> tuple[tuple[KV, ...], SlotState, StepOut]:
-    """Run one bucket's step on a packed vector (`engine.batch`)."""
+    most_steps: int = 1,
+) -> tuple[Caches, SlotState, StepOut]:
+    """Run one bucket's launch on a packed vector (`engine.batch`); K of the result is `most_steps`."""
     fields = layout.unpack(vector)
-    bucket = layout.bucket
+    once = partial(
+        _once, params, config=config, score=layout.bucket.score, page_size=page_size,
+        attention=attention,
+    )  # fmt: skip
+    if most_steps == 1:
+        return once(caches, state, fields)
+    return _several(once, caches, state, fields, most_steps)
+
+
+def _once(
+    params: gemma.Params,
+    caches: Caches,
+    state: SlotState,
+    fields: Fields,
+    *,
+    config: ModelConfig,
+    score: bool,
+    page_size: int,
+    attention: str,
+) -> tuple[Caches, SlotState, StepOut]:
     packed, owner = _pack(fields, state, page_size)
     hidden, caches = gemma.forward(
-        params, config, packed, caches, every_position=bucket.score, attention=attention
+        params, config, packed, caches, every_position=score, attention=attention
     )
-    every = hidden if bucket.score else hidden[:0]
-    last = hidden[packed.last] if bucket.score else hidden
-    logits = gemma.logits(params, config, last)
+    every = hidden if score else hidden[:0]
+    prompt = _score(params, config, hidden, fields) if score else _no_scores(0)
+    logits = gemma.logits(params, config, hidden[packed.last] if score else hidden)
     state = replace(state, counts=_count(fields, state, packed, owner))
     token = sample(logits, fields, state)
     wanted = jnp.any(fields["flags"] & flag.LOGPROBS != 0)
-    logprob, top_ids, top_logprobs = log_probabilities(logits, token, wanted)
+    chosen = log_probabilities(logits, token, wanted)
     spare = state.last_token.shape[0] - 1
     keep = jnp.where(fields["flags"] & flag.SAMPLE != 0, fields["slot"], spare)
     state = replace(state, last_token=state.last_token.at[keep].set(jnp.maximum(token, 0)))
-    return caches, state, StepOut(token, logprob, top_ids, top_logprobs, every)
+    return caches, state, StepOut(token[None], chosen, prompt, every)
 
 
-def score_block(params: gemma.Params, hidden: Array, target: Array, *, config: ModelConfig) -> Any:
-    """Log probabilities of `target` [B] after hidden states [B, D]: what a prompt's tokens were worth."""
-    return log_probabilities(gemma.logits(params, config, hidden), target, jnp.bool_(True))
+def _several(
+    once: Any, caches: Caches, state: SlotState, fields: Fields, most: int
+) -> tuple[Caches, SlotState, StepOut]:
+    """Up to fields["steps"] steps of the same rows, which have one token each."""
+    rows = fields["q_len"].shape[0]
+    heeds = fields["flags"] & flag.STOPS != 0
+
+    def unfinished(carry: Any) -> Array:
+        index, active, *_ = carry
+        return (index < fields["steps"]) & jnp.any(active)
+
+    def one(carry: Any) -> Any:
+        index, active, tokens, _, caches, state = carry
+        caches, state, out = once(caches, state, _advanced(fields, index, active))
+        token = out.token[0]
+        tokens = tokens.at[index].set(jnp.where(active, token, SKIPPED))
+        stopped = heeds & (token[:, None] == fields["stops"]).any(1)
+        active &= ~stopped & (token >= 0) & (index + 1 < fields["left"])
+        return index + 1, active, tokens, out.chosen, caches, state
+
+    tokens = jnp.full((most, rows), SKIPPED, jnp.int32)
+    start = (jnp.int32(0), fields["q_len"] > 0, tokens, _no_scores(rows), caches, state)
+    _, _, tokens, chosen, caches, state = lax.while_loop(unfinished, one, start)
+    return caches, state, StepOut(tokens, chosen, _no_scores(0), jnp.zeros((0, 0)))
+
+
+def _advanced(fields: Fields, index: Array, active: Array) -> Fields:
+    """The fields of the launch's step `index`: a token further, and rows that have ended are padding."""
+    rows = active.shape[0]
+    return {
+        **fields,
+        "kv_len": jnp.where(active, fields["kv_len"] + index, 0),
+        "q_len": jnp.where(active, 1, 0),
+        "row": jnp.where(active, fields["row"], rows),
+        "flags": jnp.where(active, fields["flags"], 0),
+        "token": jnp.where(index == 0, fields["token"], flag.FROM_DEVICE),
+    }
+
+
+def _score(params: gemma.Params, config: ModelConfig, hidden: Array, fields: Fields) -> Scores:
+    """What each position's target was worth, as many blocks of positions as hold a token."""
+    count = hidden.shape[0]
+    padding = -count % _SCORE_ROWS
+    hidden = jnp.pad(hidden, ((0, padding), (0, 0)))
+    target = jnp.pad(fields["target"], (0, padding))
+    blocks = -(-fields["q_len"].sum() // _SCORE_ROWS)
+
+    def block(index: Array, found: Scores) -> Scores:
+        start = index * _SCORE_ROWS
+        logits = gemma.logits(params, config, lax.dynamic_slice_in_dim(hidden, start, _SCORE_ROWS))
+        targets = lax.dynamic_slice_in_dim(target, start, _SCORE_ROWS)
+        parts = log_probabilities(logits, targets, jnp.bool_(True))
+        scores = [
+            lax.dynamic_update_slice_in_dim(a, b, start, 0)
+            for a, b in zip(found, parts, strict=True)
+        ]
+        return scores[0], scores[1], scores[2]
+
+    logprob, ids, best = lax.fori_loop(0, blocks, block, _no_scores(count + padding))
+    return logprob[:count], ids[:count], best[:count]
+
+
+def _no_scores(count: int) -> Scores:
+    shape = (count, MAX_LOGPROBS)
+    return jnp.zeros(count), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
 
 
 def logits_block(params: gemma.Params, hidden: Array, *, config: ModelConfig) -> Array:
@@ -77,9 +172,7 @@ def logits_block(params: gemma.Params, hidden: Array, *, config: ModelConfig) ->
     return gemma.logits(params, config, hidden)
 
 
-def _pack(
-    fields: Mapping[str, Array], state: SlotState, page_size: int
-) -> tuple[gemma.Packed, Array]:
+def _pack(fields: Fields, state: SlotState, page_size: int) -> tuple[gemma.Packed, Array]:
     """The model's view of the fields, and each token's row; padding has row 0, position 0 and page 0."""
     rows = fields["q_len"].shape[0]
     real = fields["row"] < rows
@@ -103,9 +196,7 @@ def _pack(
     return gemma.Packed(token, position, last, pools), owner
 
 
-def _count(
-    fields: Mapping[str, Array], state: SlotState, packed: gemma.Packed, owner: Array
-) -> Array:
+def _count(fields: Fields, state: SlotState, packed: gemma.Packed, owner: Array) -> Array:
     """Count this step's input tokens for rows with penalties; the others' go to the spare slot."""
     spare = state.counts.shape[0] - 1
     counted = (fields["flags"] & flag.PENALTIES != 0)[owner] & (
