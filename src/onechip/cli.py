@@ -1,4 +1,4 @@
-"""The command line: `onechip serve`, `generate` and `inspect`.
+"""The command line: `onechip serve`, `generate`, `inspect`, and the ladder's commands (`ladder.cli`).
 
 Owns flags, the environment (read nowhere else), exit statuses and how a report is printed. Every field of
 `EngineConfig` and `ServerConfig` is a flag of the same name, so the two cannot drift apart. jax and the engine are
@@ -20,6 +20,7 @@ from typer.exceptions import Abort, TyperException
 from onechip import __version__
 from onechip.config import DTypeName, EngineConfig, ServerConfig
 from onechip.errors import OnechipError, StartupError
+from onechip.ladder.cli import mount as mount_ladder
 
 Config = TypeVar("Config", EngineConfig, ServerConfig)
 
@@ -245,6 +246,9 @@ def inspect(
     else:
         inspection.show(found)
     return 0
+
+
+mount_ladder(app)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

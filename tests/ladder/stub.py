@@ -42,12 +42,15 @@ class Plan:
     tokenize: str = "prompt"  # prompt, content, none
     crlf: bool = False
     refuse: dict[str, str] = field(default_factory=dict)
+    context: int = 4096
+    spin: bool = False  # waits to the microsecond, at the price of a core
 
 
 class Stub:
     def __init__(self, plan: Plan):
         self.plan = plan
         self.served = 0
+        self.times: list[dict[str, float]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -68,8 +71,11 @@ class Stub:
         plan = self.plan
         if path == "/v1/models":
             return reply(
-                writer, {"data": [{"id": plan.model, "owned_by": "stub", "max_model_len": 4096}]}
+                writer,
+                {"data": [{"id": plan.model, "owned_by": "stub", "max_model_len": plan.context}]},
             )
+        if path == "/times":
+            return reply(writer, self.times)
         if path == "/version":
             return reply(writer, {"version": "1.2.3"})
         if path == "/tokenize":
@@ -100,6 +106,9 @@ class Stub:
         prompt = " ".join(m["content"] for m in body["messages"]) if chat else body["prompt"]
         given = self.tokens(prompt) if isinstance(prompt, str) else len(prompt)
         wanted = body.get("max_tokens") or 16
+        if given + wanted > plan.context:
+            message = f"prompt of {given} plus {wanted} exceeds the context of {plan.context}"
+            return reply(writer, {"error": {"message": message}}, 400)
         usage = {"prompt_tokens": given, "completion_tokens": wanted}
         if not body.get("stream"):
             await asyncio.sleep(plan.ttft + plan.gap * (wanted - 1))
@@ -111,15 +120,17 @@ class Stub:
         started = loop.time()
         head(writer)
         if chat and plan.role_delay is not None:
-            await until(started + plan.role_delay)
+            await until(started + plan.role_delay, plan.spin)
             event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]}, plan.crlf)
         at = started + plan.ttft
-        sent = 0
+        sent, first = 0, started
         for number, texts in enumerate(chunks(plan, wanted, prompt)):
             if number:
                 at += texts[1]
-            await until(at)
+            await until(at, plan.spin)
             sent += texts[2]
+            if texts[0] and not number:
+                first = loop.time()
             if plan.break_after is not None and number >= plan.break_after:
                 return writer.transport.abort()
             part = {"delta": {"content": texts[0]}} if chat else {"text": texts[0]}
@@ -130,6 +141,7 @@ class Stub:
             if plan.usage == "running":
                 chunk["usage"] = {"prompt_tokens": given, "completion_tokens": sent}
             event(writer, chunk, plan.crlf)
+        self.times.append({"ttft": first - started, "e2e": loop.time() - started})
         await asyncio.sleep(plan.tail)
         if plan.usage == "end":
             event(writer, {"choices": [], "usage": usage}, plan.crlf)
@@ -149,10 +161,14 @@ def chunks(plan: Plan, wanted: int, prompt: Any) -> Iterator[tuple[str, float, i
         yield text, plan.gap * count * (1 + plan.jitter * rng.uniform(-1, 1)), count
 
 
-async def until(moment: float) -> None:
+async def until(moment: float, spin: bool = False) -> None:
+    """A timer is up to a millisecond late, so one that must not be wakes early and watches the clock."""
     loop = asyncio.get_running_loop()
-    if (wait := moment - loop.time()) > 0:
+    early = 0.003 if spin else 0.0
+    if (wait := moment - loop.time() - early) > 0:
         await asyncio.sleep(wait)
+    while spin and loop.time() < moment:
+        await asyncio.sleep(0)
 
 
 def head(writer: asyncio.StreamWriter) -> None:
@@ -201,6 +217,10 @@ def process(**plan: Any) -> Iterator[tuple[str, subprocess.Popen[str]]]:
 
 
 if __name__ == "__main__":
-    import uvloop
+    plan = Plan(**json.loads(sys.argv[1]))
+    if plan.spin:
+        asyncio.run(main(plan))  # its clock ticks finer than uvloop's milliseconds
+    else:
+        import uvloop
 
-    uvloop.run(main(Plan(**json.loads(sys.argv[1]))))
+        uvloop.run(main(plan))

@@ -15,6 +15,7 @@ import os
 import platform
 import secrets
 import sys
+from asyncio import CancelledError
 from collections.abc import Generator, Sequence
 from datetime import UTC, datetime
 from io import FileIO
@@ -131,7 +132,7 @@ def open_run(path: Path, header: Header, *, resume: bool = False) -> Generator[J
     journal = _resumed(path, header) if resume else _fresh(path, header)
     try:
         yield journal
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, CancelledError):  # asyncio turns Ctrl-C into the second
         journal.close("interrupted")
         raise
     except BaseException:

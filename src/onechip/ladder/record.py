@@ -1,6 +1,6 @@
 """What a measurement leaves behind: one JSON file of one versioned shape.
 
-Owns the shape, how it is read and checked, and what "the same work" means (`Cell.key`). How it gets to disk while a
+Owns the shape, how it is read and checked, and what "the same work" means (`Workload`). How it gets to disk while a
 measurement runs is `journal`.
 
 A record says what was run (`run`, `software`, `model`, `hardware`), what was measured (`cells`, `evals` with every
@@ -83,7 +83,7 @@ class Software(Part, frozen=True, kw_only=True):
 
 
 class Workload(Part, frozen=True, kw_only=True):
-    """What a cell asked for; two cells measure the same work when these are equal (`key`).
+    """What a cell asked for; two cells measure the same work when these are equal.
 
     kind: `one` (six chat prompts), `closed` (`concurrency` requests at a time) or `open` (arrivals at `rate` a second).
     """
@@ -96,7 +96,6 @@ class Workload(Part, frozen=True, kw_only=True):
     rate: float | None = None
     burstiness: float | None = None
     endpoint: Literal["completions", "chat"] = "completions"
-    seed: int = 0
 
 
 class Request(Part, frozen=True, kw_only=True):
@@ -106,6 +105,7 @@ class Request(Part, frozen=True, kw_only=True):
     ttft_s: float | None = None
     finish_s: float | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     output_tokens: int | None = None
     prompt: str | None = None
     text_sha256: str | None = None
@@ -113,12 +113,15 @@ class Request(Part, frozen=True, kw_only=True):
 
 
 class Repeat(Part, frozen=True, kw_only=True):
-    """One pass over the workload. `wall_s` is first send to last finish chunk; `gaps_ms` all gaps between chunks."""
+    """One pass over the workload. `wall_s` is first send to last finish chunk.
+
+    `gaps_ms` counts the gaps between text chunks, (gap to three digits, how often).
+    """
 
     wall_s: float
     output_tokens: int
     requests: tuple[Request, ...] = ()
-    gaps_ms: tuple[float, ...] = ()
+    gaps_ms: tuple[tuple[float, int], ...] = ()
 
 
 class ClientCost(Part, frozen=True, kw_only=True):
@@ -131,7 +134,12 @@ class ClientCost(Part, frozen=True, kw_only=True):
 
 
 class Cell(Part, frozen=True, kw_only=True, tag="cell"):
-    """One measured point. `figures` are medians and ratios by name, `percentiles` p50 to p99 by metric."""
+    """One measured point. `figures` are medians and ratios by name, `percentiles` p50 to p99 by metric.
+
+    `prompts` says how their length was made (`exact`: counted by /tokenize; `calibrated`: from usage; `fixed`: texts)
+    and `seed` what they were drawn with;
+    `texts` keeps the answers that are compared between servers, `targets_ms` what goodput was counted against.
+    """
 
     workload: Workload
     status: CellStatus
@@ -142,11 +150,10 @@ class Cell(Part, frozen=True, kw_only=True, tag="cell"):
     errors: tuple[Failure, ...] = ()
     client: ClientCost | None = None
     notes: tuple[str, ...] = ()
+    prompts: Literal["exact", "calibrated", "fixed"] | None = None
+    seed: int | None = None
+    targets_ms: Figures = {}
     texts: dict[str, str] = {}
-
-    @property
-    def key(self) -> Workload:
-        return self.workload
 
 
 class Item(Part, frozen=True, kw_only=True, tag="item"):
@@ -339,8 +346,17 @@ def parse(data: bytes, origin: str) -> Record:
 
 
 def dump(record: Record) -> bytes:
-    """The bytes of a record file: indented, one newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    """The bytes of a record file: a line for each field, and in a list for each entry."""
+    lines: list[bytes] = []
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if value is None or value == ():
+            continue
+        said = msgspec.json.encode(value)
+        if isinstance(value, tuple):
+            said = b"[\n  " + b",\n  ".join(map(msgspec.json.encode, value)) + b"\n ]"
+        lines.append(b" %s: %s" % (msgspec.json.encode(name), said))
+    return b"{\n" + b",\n".join(lines) + b"\n}\n"
 
 
 def journal_path(path: Path) -> Path:

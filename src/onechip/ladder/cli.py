@@ -1,0 +1,247 @@
+"""The ladder's commands: `onechip bench one|sweep`, `compare`, `parity` and `report`.
+
+Owns flags and what is printed. Nothing but typer is imported before a command runs, so `onechip bench --help` answers
+at once; no command here imports jax.
+"""
+
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onechip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from onechip.ladder.bench import Bench, Place
+    from onechip.ladder.client import Target
+    from onechip.ladder.prompts import Endpoint
+
+bench = typer.Typer(
+    help="Measure the speed of any OpenAI-compatible server.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://host:8000.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Model to ask for.", show_default="the first listed")
+]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key to send as a bearer token.")
+]
+Headers = Annotated[
+    list[str] | None, typer.Option("--header", help="NAME: VALUE to send; may be repeated.")
+]
+Timeout = Annotated[float, typer.Option(help="Longest that one request may take, in seconds.")]
+Out = Annotated[
+    Path | None, typer.Option(help="The record to write.", show_default="bench-DATE.json")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the record at --out; measured cells are kept.")
+]
+EndpointName = Annotated[
+    str | None,
+    typer.Option("--endpoint", help="chat or completions.", show_default="what the server takes"),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for exactly the output length."),
+]
+Accelerator = Annotated[str | None, typer.Option(help="Chip of the server, for the record.")]
+Chips = Annotated[int, typer.Option(help="How many chips the server has.", min=1)]
+Price = Annotated[
+    float | None, typer.Option("--price-per-hour", help="Of all chips, for cost per token.")
+]
+
+
+@bench.command("one")
+def bench_one(
+    url: Url,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=2)] = 256,
+    repeats: Annotated[int, typer.Option(help="Timed passes.", min=1)] = 3,
+    at_once: Annotated[int, typer.Option(help="Requests in the concurrent pass.", min=2)] = 4,
+    endpoint: EndpointName = None,
+    ignore_eos: IgnoreEos = True,
+    model: ModelName = None,
+    api_key: ApiKey = None,
+    header: Headers = None,
+    timeout: Timeout = 600.0,
+    out: Out = None,
+    resume: Resume = False,
+    accelerator: Accelerator = None,
+    chips: Chips = 1,
+    price: Price = None,
+) -> int:
+    """Six chat prompts, greedy, one at a time and four at once: how fast one person is answered."""
+    from onechip.ladder import one
+
+    settings = one.OneSettings(max_tokens, repeats, at_once, _endpoint(endpoint), ignore_eos)
+    target = _target(url, model, api_key, header, timeout)
+    place = _place(out, resume, accelerator, chips, price)
+    return _measure(target, place, lambda run: one.measure(run, settings))
+
+
+@bench.command("sweep")
+def bench_sweep(
+    url: Url,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="IN/OUT tokens; may be repeated.", show_default="512/128 128/512"),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option("--concurrency", "-c", help="Requests in flight.", show_default="1 to 64"),
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Timed passes.", min=1, show_default="5; open load 1")
+    ] = None,
+    waves: Annotated[
+        int, typer.Option(help="Requests a pass, as a multiple of the concurrency.", min=1)
+    ] = 1,
+    rate: Annotated[
+        list[float] | None,
+        typer.Option(help="Open load: arrivals a second; may be repeated.", min=0.001),
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(help="Of arrivals: 1 is Poisson, less comes in bursts.", min=0.01)
+    ] = 1.0,
+    requests: Annotated[int, typer.Option(help="Open load: requests a pass.", min=1)] = 100,
+    goodput: Annotated[
+        list[str] | None,
+        typer.Option(help="METRIC:MS a request must meet (ttft, tpot, e2e); may be repeated."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the prompts.", show_default="a new one a run")
+    ] = None,
+    endpoint: EndpointName = None,
+    ignore_eos: IgnoreEos = True,
+    model: ModelName = None,
+    api_key: ApiKey = None,
+    header: Headers = None,
+    timeout: Timeout = 600.0,
+    out: Out = None,
+    resume: Resume = False,
+    accelerator: Accelerator = None,
+    chips: Chips = 1,
+    price: Price = None,
+) -> int:
+    """Throughput and latency by shape and load, closed (--concurrency) or open (--rate)."""
+    from onechip.ladder import sweep
+
+    settings = sweep.SweepSettings(
+        shapes=tuple(map(parse_shape, shape)) if shape else sweep.SHAPES,
+        concurrencies=tuple(concurrency or sweep.CONCURRENCIES),
+        repeats=repeats or (1 if rate else 5),
+        waves=waves,
+        rates=tuple(rate or ()),
+        burstiness=burstiness,
+        requests=requests,
+        targets_ms=dict(map(parse_target, goodput or ())),
+        endpoint=_endpoint(endpoint),
+        ignore_eos=ignore_eos,
+        seed=seed,
+    )
+    if settings.targets_ms and not settings.rates:
+        raise ConfigError("--goodput counts requests of an open load; add --rate")
+    target = _target(url, model, api_key, header, timeout)
+    place = _place(out, resume, accelerator, chips, price)
+    return _measure(target, place, lambda run: sweep.measure(run, settings))
+
+
+def mount(app: typer.Typer) -> None:
+    """Add the ladder's commands to the command line."""
+    app.add_typer(bench, name="bench")
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """IN/OUT. Raises ConfigError."""
+    given, _, made = text.partition("/")
+    if not (given.isdecimal() and made.isdecimal() and int(given) > 0 and int(made) > 0):
+        raise ConfigError(f"--shape {text!r} is not IN/OUT in tokens, such as 512/128")
+    return int(given), int(made)
+
+
+def parse_target(text: str) -> tuple[str, float]:
+    """METRIC:MS. Raises ConfigError."""
+    metric, _, limit = text.partition(":")
+    try:
+        value = float(limit)
+    except ValueError:
+        value = -1.0
+    if metric not in ("ttft", "tpot", "e2e") or value <= 0:
+        raise ConfigError(
+            f"--goodput {text!r} is not ttft, tpot or e2e with milliseconds, such as ttft:200"
+        )
+    return metric, value
+
+
+def _endpoint(name: str | None) -> "Endpoint | None":
+    if name in ("chat", "completions") or name is None:
+        return name
+    raise ConfigError(f"--endpoint {name!r} is neither chat nor completions")
+
+
+def _target(
+    url: str, model: str | None, key: str | None, headers: list[str] | None, timeout: float
+) -> "Target":
+    from onechip.ladder.client import Target
+
+    pairs = [line.partition(":")[::2] for line in headers or ()]
+    named = {name.strip(): value.strip() for name, value in pairs}
+    return Target(url, model, key, named, timeout)
+
+
+def _place(
+    out: Path | None, resume: bool, accelerator: str | None, chips: int, price: float | None
+) -> "Place":
+    from datetime import UTC, datetime
+
+    from onechip.ladder.bench import Place
+    from onechip.ladder.facts import this_host
+
+    if resume and out is None:
+        raise ConfigError("--resume needs --out: the record to go on with")
+    out = out or Path(f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+    hardware = this_host(accelerator, chips, price)
+    return Place(out=out, resume=resume, command=public(sys.argv), hardware=hardware)
+
+
+def public(argv: list[str]) -> tuple[str, ...]:
+    """The command line as a record keeps it: without keys and headers."""
+    kept: list[str] = []
+    hide = False
+    for word in argv:
+        secret = word.startswith(("--api-key", "--header"))
+        if hide:
+            kept.append("***")
+        elif secret and "=" in word:
+            kept.append(word.partition("=")[0] + "=***")
+        else:
+            kept.append(word)
+        hide = secret and "=" not in word
+    return ("onechip", *kept[1:])
+
+
+def _measure(target: "Target", place: "Place", work: "Callable[[Bench], Awaitable[object]]") -> int:
+    """Run one measurement with a bar, then print what the record holds. 0, or 1 when a cell is not ok."""
+    from onechip.ladder import journal, tables
+    from onechip.ladder.bench import opened
+    from onechip.ladder.http import run
+    from onechip.ladder.progress import shown
+
+    async def measuring() -> None:
+        with shown() as progress:
+            async with opened(target, place, progress) as bench_run:
+                await work(bench_run)
+
+    try:
+        run(measuring())
+    except KeyboardInterrupt:
+        print(f"interrupted; what was measured is in {place.out}", file=sys.stderr)
+        raise
+    record = journal.load(place.out)
+    typer.echo(tables.printed(record))
+    typer.echo(f"\nrecord: {place.out}")
+    return int(any(cell.status in ("failed", "missing") for cell in record.cells))
