@@ -37,7 +37,7 @@ def compute(sizes: list[int], dtype: str, implementation: str, rows: int | None 
     )
 
 
-@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "auto"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_each_row_meets_its_groups_weights(sizes: list[int], dtype: str, implementation: str):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,9 @@ _COMPILERS = min(
     4, os.cpu_count() or 1
 )  # more would cost host memory: a large program takes gigabytes
 
-Helper = Literal["admit", "logits"]
-Program = Bucket | Helper
-SERVING: tuple[Helper, ...] = ("admit",)  # what a server needs beside its buckets
+Program = Bucket | str
+HELPERS = ("admit", "logits")
+SERVING = ("admit",)  # what a server needs beside its buckets
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def function_of(shapes: Shapes, program: Program) -> tuple[Callable[..., Any], t
     if program == "admit":
         return slots.admit, (0,)
     if program == "logits":
-        return partial(logits_block, config=shapes.config), ()
+        return partial(logits_block, config=shapes.config, platform=shapes.platform), ()
     assert isinstance(program, Bucket)
     function = partial(
         step,
@@ -110,6 +110,7 @@ def function_of(shapes: Shapes, program: Program) -> tuple[Callable[..., Any], t
         layout=shapes.layout(program),
         page_size=shapes.page_size,
         attention=shapes.attention,
+        platform=shapes.platform,
         most_steps=shapes.steps_of(program),
     )
     return function, (1, 2)
@@ -118,10 +119,11 @@ def function_of(shapes: Shapes, program: Program) -> tuple[Callable[..., Any], t
 def lower(shapes: Shapes, program: Program, sharding: Any) -> Any:
     """The program traced and lowered for the device that `sharding` names."""
     function, donated = function_of(shapes, program)
-    arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        abstract_arguments(shapes, program),
-    )
+
+    def placed(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    arguments = jax.tree.map(placed, abstract_arguments(shapes, program))
     function.__name__ = name_of(program).replace("-", "_")  # pyright: ignore[reportAttributeAccessIssue]
     return jax.jit(function, donate_argnums=donated).lower(*arguments)
 
@@ -147,9 +149,7 @@ class Programs:
     @staticmethod
     def needed(table: BucketTable) -> list[Program]:
         """What a server with this table runs, smallest first."""
-        needed: list[Program] = list(SERVING)
-        needed.extend(table.buckets)
-        return needed
+        return [*SERVING, *table.buckets]
 
     def lower(self, program: Program) -> Any:
         return lower(self.shapes, program, self.sharding)

@@ -8,7 +8,7 @@ A decode program repeats this up to `steps` times in one launch, each time with 
 one of the launch's stop ids, or has made what it may, writes nothing more; when all have, the launch ends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -59,13 +59,14 @@ def step(
     layout: BatchLayout,
     page_size: int,
     attention: str,
+    platform: str,
     most_steps: int = 1,
 ) -> tuple[Caches, SlotState, StepOut]:
     """Run one bucket's launch on a packed vector (`engine.batch`); K of the result is `most_steps`."""
     fields = layout.unpack(vector)
     once = partial(
         _once, params, config=config, score=layout.bucket.score, page_size=page_size,
-        attention=attention,
+        attention=attention, platform=platform,
     )  # fmt: skip
     if most_steps == 1:
         return once(caches, state, fields)
@@ -82,14 +83,17 @@ def _once(
     score: bool,
     page_size: int,
     attention: str,
+    platform: str,
 ) -> tuple[Caches, SlotState, StepOut]:
     packed, owner = _pack(fields, state, page_size)
     hidden, caches = gemma.forward(
-        params, config, packed, caches, every_position=score, attention=attention
-    )
+        params, config, packed, caches,
+        every_position=score, attention=attention, platform=platform,
+    )  # fmt: skip
     every = hidden if score else hidden[:0]
-    prompt = _score(params, config, hidden, fields) if score else _no_scores(0)
-    logits = gemma.logits(params, config, hidden[packed.last] if score else hidden)
+    head = partial(gemma.logits, params, config, platform=platform)
+    prompt = _score(head, hidden, fields) if score else _no_scores(0)
+    logits = head(hidden[packed.last] if score else hidden)
     state = replace(state, counts=_count(fields, state, packed, owner))
     token = sample(logits, fields, state)
     wanted = jnp.any(fields["flags"] & flag.LOGPROBS != 0)
@@ -139,7 +143,7 @@ def _advanced(fields: Fields, index: Array, active: Array) -> Fields:
     }
 
 
-def _score(params: gemma.Params, config: ModelConfig, hidden: Array, fields: Fields) -> Scores:
+def _score(head: Callable[[Array], Array], hidden: Array, fields: Fields) -> Scores:
     """What each position's target was worth, as many blocks of positions as hold a token."""
     count = hidden.shape[0]
     padding = -count % _SCORE_ROWS
@@ -149,7 +153,7 @@ def _score(params: gemma.Params, config: ModelConfig, hidden: Array, fields: Fie
 
     def block(index: Array, found: Scores) -> Scores:
         start = index * _SCORE_ROWS
-        logits = gemma.logits(params, config, lax.dynamic_slice_in_dim(hidden, start, _SCORE_ROWS))
+        logits = head(lax.dynamic_slice_in_dim(hidden, start, _SCORE_ROWS))
         targets = lax.dynamic_slice_in_dim(target, start, _SCORE_ROWS)
         parts = log_probabilities(logits, targets, jnp.bool_(True))
         scores = [
@@ -167,9 +171,11 @@ def _no_scores(count: int) -> Scores:
     return jnp.zeros(count), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
 
 
-def logits_block(params: gemma.Params, hidden: Array, *, config: ModelConfig) -> Array:
+def logits_block(
+    params: gemma.Params, hidden: Array, *, config: ModelConfig, platform: str
+) -> Array:
     """float32 [B, V] after hidden states [B, D]."""
-    return gemma.logits(params, config, hidden)
+    return gemma.logits(params, config, hidden, platform)
 
 
 def _pack(fields: Fields, state: SlotState, page_size: int) -> tuple[gemma.Packed, Array]:

@@ -5,22 +5,24 @@ kernel; on a CPU XLA expands it to one dense matmul over every group, so there "
 have rows, reading only those experts' weights. Knows arrays only.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from onechip.errors import ConfigError
 
 IMPLEMENTATIONS = ("ragged", "loop")
+
+
+def best_for(platform: str) -> str:
+    """The implementation to use in programs for "cpu", "gpu" or "tpu"."""
+    return "loop" if platform == "cpu" else "ragged"
+
+
 _TILE_ROWS = 16  # rows of one expert a tile; at decode most experts have one or two
 
 
-def grouped_matmul(
-    x: Array, weights: Array, sizes: Array, *, implementation: str = "auto"
-) -> Array:
+def grouped_matmul(x: Array, weights: Array, sizes: Array, *, implementation: str) -> Array:
     """x [M, D] sorted by group, weights [E, F, D], sizes [E] int32 summing to M -> float32 [M, F]."""
-    if implementation == "auto":
-        implementation = "loop" if jax.default_backend() == "cpu" else "ragged"
     if implementation == "ragged":
         return lax.ragged_dot(
             x, weights.swapaxes(1, 2), sizes,
@@ -29,7 +31,7 @@ def grouped_matmul(
     if implementation == "loop":
         return _loop(x, weights, sizes)
     raise ConfigError(
-        f"grouped matmul {implementation!r} does not exist; use auto or {IMPLEMENTATIONS}"
+        f"grouped matmul {implementation!r} does not exist; use one of {IMPLEMENTATIONS}"
     )
 
 

@@ -25,6 +25,7 @@ from jax.tree_util import register_dataclass
 
 from onechip.config import LayerKind, LayerSpec, ModelConfig
 from onechip.kernels.attention import KV, Ragged, Work, attend, plan, write
+from onechip.kernels.grouped_matmul import best_for
 from onechip.model.moe import mixture
 from onechip.model.ops import Ops, ops_for
 from onechip.model.rope import angles, rotate
@@ -65,6 +66,7 @@ def forward(
     *,
     every_position: bool = False,
     attention: str = "auto",
+    platform: str = "cpu",
 ) -> tuple[Array, tuple[KV, ...]]:
     """Run a step: (normed hidden states, caches with the step's K/V written).
 
@@ -75,7 +77,7 @@ def forward(
     owners = {layer.index: slot for slot, layer in enumerate(config.owners)}
     caches = list(caches)
     page_size = caches[0].k.shape[2]
-    ops = ops_for(config, params)
+    ops = ops_for(config, params, platform)
     work = _work(config, packed, page_size, ops.exact and caches[0].dtype == "float32")
     h = _embed(ops, params, config, packed.token)
     ple = _per_layer_inputs(ops, params, config, packed.token, h, 0, split)
@@ -117,10 +119,10 @@ def forward(
     return ops.norm(h, params["final_norm"]), tuple(caches)
 
 
-def logits(params: Params, config: ModelConfig, hidden: Array) -> Array:
+def logits(params: Params, config: ModelConfig, hidden: Array, platform: str = "cpu") -> Array:
     """float32 [B, V] of normed hidden states [B, D]; the softcap is the last thing before any bias or mask."""
     head = params["embed"] if config.tie_embeddings else params["lm_head"]
-    out = ops_for(config, params).linear(hidden, head)
+    out = ops_for(config, params, platform).linear(hidden, head)
     if config.final_softcap is None:
         return out
     return config.final_softcap * jnp.tanh(out / config.final_softcap)
@@ -220,7 +222,7 @@ def _finish_layer(
     dense = _feed_forward(ops, p, ops.norm(h, p["ffn_norm"]))
     if config.moe is not None:
         dense = ops.norm(dense, p["post_dense_norm"])
-        experts = mixture(p, config, h, ops.norm(h, p["experts_norm"]))
+        experts = mixture(p, config, h, ops.norm(h, p["experts_norm"]), best_for(ops.platform))
         dense = dense + ops.norm(experts, p["post_experts_norm"])
     h = h + ops.norm(dense, p["post_ffn_norm"])
     if ple is not None:

@@ -6,6 +6,7 @@ matmul: nothing is dropped and no expert without tokens is read. Source: the ref
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +16,21 @@ from onechip.config import ModelConfig
 from onechip.kernels.grouped_matmul import grouped_matmul
 
 
-def mixture(p: Mapping[str, Array], config: ModelConfig, residual: Array, x: Array) -> Array:
+def mixture(
+    p: Mapping[str, Array], config: ModelConfig, residual: Array, x: Array, implementation: str
+) -> Array:
     """Experts' weighted outputs, float32 [T, D], for normed inputs x [T, D], routed by the residual stream [T, D]."""
     moe = config.moe
     assert moe is not None
+    grouped = partial(grouped_matmul, implementation=implementation)
     share, expert = _route(p, config, residual)
     flat = expert.reshape(-1)
     order = jnp.argsort(flat)
     sizes = jnp.bincount(flat, length=moe.experts).astype(jnp.int32)
     sorted_x = x[order // moe.top_k].astype(p["experts_gate_up"].dtype)
-    gate, up = jnp.split(grouped_matmul(sorted_x, p["experts_gate_up"], sizes), 2, axis=-1)
+    gate, up = jnp.split(grouped(sorted_x, p["experts_gate_up"], sizes), 2, axis=-1)
     hidden = jax.nn.gelu(gate, approximate=True) * up
-    out = grouped_matmul(hidden.astype(sorted_x.dtype), p["experts_down"], sizes)
+    out = grouped(hidden.astype(sorted_x.dtype), p["experts_down"], sizes)
     unsorted = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
     per_choice = unsorted.reshape(x.shape[0], moe.top_k, -1)
     return jnp.einsum("tkd,tk->td", per_choice, share, precision=lax.Precision.HIGHEST)

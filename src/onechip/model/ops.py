@@ -22,10 +22,11 @@ _ONE_CHAIN = 192
 
 @dataclass(frozen=True)
 class Ops:
-    """`eps` is the norms'; `exact` asks for the reference's roundings."""
+    """`eps` is the norms'; `exact` asks for the reference's roundings; `platform` is what the program is for."""
 
     eps: float
     exact: bool
+    platform: str
 
     def norm(self, x: Array, weight: Array | None = None) -> Array:
         """RMSNorm over the last axis, times the weight (none: no scale)."""
@@ -60,11 +61,11 @@ class Ops:
         return float32.rounded(x) if self.exact else x
 
 
-def ops_for(config: ModelConfig, params: Mapping[str, Any]) -> Ops:
-    """The arithmetic of a model with these parameters, on this process's backend."""
+def ops_for(config: ModelConfig, params: Mapping[str, Any], platform: str) -> Ops:
+    """The arithmetic of a model with these parameters in a program for `platform` (not always this machine's)."""
     widest = max(
         max(layer.ffn_dim, config.heads * layer.head_dim, config.hidden_size)
         for layer in config.layers
     )
-    small = widest <= _ONE_CHAIN and jax.default_backend() == "cpu"
-    return Ops(config.norm_eps, small and params["embed"].dtype == jnp.float32)
+    small = widest <= _ONE_CHAIN and platform == "cpu"
+    return Ops(config.norm_eps, small and params["embed"].dtype == jnp.float32, platform)
