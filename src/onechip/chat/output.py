@@ -103,9 +103,9 @@ class ChoiceOutput:
         )
 
     @property
-    def reasoning_tokens(self) -> int:
-        """Tokens of thoughts, their control tokens and labels included."""
-        return 0 if self._reader is None else self._reader.reasoning_tokens
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of thoughts, their control tokens and labels included; None where there are no thoughts."""
+        return None if self._reader is None else self._reader.reasoning_tokens
 
     def push(self, event: Event) -> Delta:
         """The delta of one event; the event's finish must be None, "stop" or "length"."""

@@ -44,16 +44,14 @@ def parse(
     said = Gathered()
     stopped = finish == "stop"
     for delta in _deltas(text_or_ids, group, tokenizer):
-        ended = _feed(parser, delta)
+        over = _feed(parser, delta)
         said.add(_taken(parser))
-        if ended:
+        if over:
             stopped = True
             break
     parser.end(stopped=stopped)
     said.add(_taken(parser))
-    return as_dict(
-        said.done(), "tool_calls" if stopped and parser.completed else finish_of(stopped)
-    )
+    return as_dict(said, "tool_calls" if stopped and parser.completed else finish_of(stopped))
 
 
 def finish_of(stopped: bool) -> str:

@@ -5,7 +5,7 @@ part cannot be streamed: `Recall` (see below). It knows no tokens and no HTTP sh
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 THOUGHT_LABEL = "thought\n"
@@ -53,25 +53,34 @@ class Recall:
 Part = Reasoning | Content | CallStart | CallArguments | Recall
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call in full. `arguments` is JSON text; it is cut short where generation was."""
 
     id: str
     name: str
-    arguments: str = ""
+    arguments: str
 
 
-@dataclass
 class Gathered:
-    """The sum of parts. `parts` may come in any grouping."""
+    """The sum of parts, which may come in any grouping."""
 
-    reasoning: str = ""
-    content: str = ""
-    calls: list[Call] = field(default_factory=list[Call])
-    _texts: list[str] = field(default_factory=list[str])
-    _thoughts: list[str] = field(default_factory=list[str])
-    _arguments: list[list[str]] = field(default_factory=list[list[str]])
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[tuple[CallStart, list[str]]] = []
+
+    @property
+    def content(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._thoughts)
+
+    @property
+    def calls(self) -> list[Call]:
+        return [Call(start.id, start.name, "".join(texts)) for start, texts in self._calls]
 
     def add(self, parts: Iterable[Part]) -> None:
         for part in parts:
@@ -80,21 +89,13 @@ class Gathered:
                     self._texts.append(text)
                 case Reasoning(text):
                     self._thoughts.append(text)
-                case CallStart(_, key, name):
-                    self.calls.append(Call(key, name))
-                    self._arguments.append([])
+                case CallStart():
+                    self._calls.append((part, []))
                 case CallArguments(index, text):
-                    self._arguments[index].append(text)
+                    self._calls[index][1].append(text)
                 case Recall():
-                    self._thoughts.append(_thought("".join(self._texts)))
+                    self._thoughts.append(_thought(self.content))
                     self._texts.clear()
-
-    def done(self) -> "Gathered":
-        """Join what was added; call once, at the end."""
-        self.content, self.reasoning = "".join(self._texts), "".join(self._thoughts)
-        for call, fragments in zip(self.calls, self._arguments, strict=True):
-            call.arguments = "".join(fragments)
-        return self
 
 
 def _thought(text: str) -> str:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from onechip.chat.output import Delta, Entry, Finish
+from onechip.chat.parts import Gathered
 from onechip.errors import OnechipError
 from onechip.server.generation import Choice, ClientGone, Generation
 from onechip.server.http import error_body, json_response, watch_client
@@ -39,16 +40,16 @@ encode = msgspec.json.Encoder().encode
 class Whole:
     """Everything one choice said."""
 
-    texts: list[str] = field(default_factory=list[str])
+    said: Gathered = field(default_factory=Gathered)
     entries: list[Entry] = field(default_factory=list[Entry])
     finish: Finish | None = None
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        return self.said.content
 
     def add(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
+        self.said.add(delta.pieces)
         self.entries.extend(delta.entries)
         self.finish = delta.finish
 
@@ -62,20 +63,27 @@ class Shape(Protocol):
         """What precedes a choice's first delta, if anything."""
         ...
 
-    def delta(self, choice: Choice, delta: Delta) -> bytes: ...
+    def chunks(self, choice: Choice, delta: Delta) -> Sequence[bytes]:
+        """A delta, in order; several where clients expect one thing a chunk."""
+        ...
 
     def whole(self, generation: Generation, choices: list[tuple[Choice, Whole]]) -> dict[str, Any]:
         """The answer without `usage`."""
         ...
 
 
-def usage_of(generation: Generation) -> dict[str, int]:
+def usage_of(generation: Generation) -> dict[str, Any]:
+    """OpenAI's `usage`; with details where the dialect has thoughts."""
     prompt, completion = generation.prompt_tokens, generation.completion_tokens
-    return {
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
+    thought = generation.reasoning_tokens
+    if thought is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+    return usage
 
 
 def event_head(identity: dict[str, Any]) -> bytes:
@@ -182,7 +190,7 @@ class Chunks:
         return b""
 
     def deltas(self, deltas: Sequence[tuple[Choice, Delta]]) -> bytes:
-        """One chunk for each choice with something to show, in one write."""
+        """The chunks of each choice with something to show, in one write."""
         parts: list[bytes] = []
         for choice, delta in deltas:
             if choice.index not in self._opened:
@@ -190,8 +198,9 @@ class Chunks:
                 opening = self._shape.opening(choice)
                 if opening is not None:
                     parts += (self._shape.head, opening, self._tail())
-            if delta.text or delta.finish or delta.entries:
-                parts += (self._shape.head, self._shape.delta(choice, delta), self._tail())
+            if delta.text or delta.finish or delta.entries or delta.parts:
+                for chunk in self._shape.chunks(choice, delta):
+                    parts += (self._shape.head, chunk, self._tail())
         return b"".join(parts)
 
     def closing(self) -> bytes:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from onechip import __version__
+from onechip.chat.controls import controls_of
 from onechip.chat.template import ChatTemplate
 from onechip.chat.tokenizer import Tokenizer
 from onechip.config import ServerConfig
@@ -62,6 +63,7 @@ def create_app(
         placeholder_ids=frozenset(
             i for i in tokenizer.special_ids if tokenizer.piece_bytes(i) in PLACEHOLDERS
         ),
+        controls=controls_of(tokenizer),
     )
     kinds = (OnechipError, HTTPException, ClientDisconnect, Exception)
     app = Starlette(

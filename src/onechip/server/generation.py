@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 from onechip.chat.output import ChoiceOutput, Delta
+from onechip.chat.reading import Reading
 from onechip.chat.tokenizer import Tokenizer
 from onechip.engine.client import Stream
 from onechip.errors import (
@@ -54,6 +55,7 @@ class ClientGone(Exception):
 class Choice:
     """One choice: its request, its text so far, its clock. `index` is the client's, over all prompts.
 
+    `reading`: how a chat's answer is read, None for plain text.
     `silent`: only the prompt is wanted (echo with max_tokens 0); the engine's one token is neither shown nor counted.
     """
 
@@ -65,12 +67,13 @@ class Choice:
         *,
         echo: str = "",
         silent: bool = False,
+        reading: Reading | None = None,
     ):
         self.index = index
         self.request = request
         self.echo = echo
         self.silent = silent
-        self.output = ChoiceOutput(tokenizer, request.sampling, offset=len(echo))
+        self.output = ChoiceOutput(tokenizer, request.sampling, offset=len(echo), reading=reading)
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
         self.clock: Stopwatch | None = None
 
@@ -115,6 +118,12 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         return sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of all choices; None where answers have no thoughts."""
+        counts = [choice.output.reasoning_tokens for choice in self.choices]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def abandon(self) -> None:
         """The client has gone: wake the iteration with ClientGone."""

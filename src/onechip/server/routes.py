@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from onechip.chat.controls import Control, prompt_end
+from onechip.chat.reading import Reading
 from onechip.chat.template import ChatTemplate
 from onechip.chat.tokenizer import Tokenizer
 from onechip.config import ServerConfig
@@ -47,6 +49,7 @@ class Service:
     started: int
     metrics: Metrics
     placeholder_ids: frozenset[int]
+    controls: Mapping[int, Control]
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.model_names:
@@ -121,7 +124,10 @@ async def chat_generation(
     info = service.ready_info()
     ids = await _aside(size, lambda: service.encode_chat(body.messages, body.chat_template_kwargs))
     requests = prepare(name, ids, params, info, service.eos_ids, prompt_param="messages")
-    choices = [Choice(i, request, service.tokenizer) for i, request in enumerate(requests)]
+    reading = Reading(service.controls, prompt_end(ids, service.controls))
+    choices = [
+        Choice(i, request, service.tokenizer, reading=reading) for i, request in enumerate(requests)
+    ]
     return service.generation(http, "chat", name, body, params, choices, len(ids))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onechip.chat.output import Delta
+from onechip.chat.parts import CallArguments, CallStart, Content, Gathered, Part, Reasoning
 from onechip.chat.tokenizer import Tokenizer
 from onechip.server.answer import Whole, encode, event_head
 from onechip.server.generation import Choice, Generation
@@ -18,9 +19,23 @@ from onechip.server.logprobs import (
 
 
 class ChatShape:
-    """`chat.completion` and its chunks."""
+    """`chat.completion` and its chunks.
 
-    def __init__(self, request_id: str, model: str, tokenizer: Tokenizer, *, prompt_logprobs: bool):
+    A thought is `reasoning` and, under the older name, `reasoning_content`. A chunk tells of one thing: some text, some
+    thought, or a piece of one call. A call's first chunk has its id, type and name, later ones its index and arguments
+    alone, because clients take the absence of a key and a null for different things.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        *,
+        prompt_logprobs: bool,
+        include_reasoning: bool = True,
+    ):
+        self._include_reasoning = include_reasoning
         self._identity = {"id": request_id, "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
         self._prompt_logprobs = prompt_logprobs
@@ -32,15 +47,47 @@ class ChatShape:
             % (choice.index)
         )
 
-    def delta(self, choice: Choice, delta: Delta) -> bytes:
-        content = b'"content":' + encode(delta.text) if delta.text else b""
+    def chunks(self, choice: Choice, delta: Delta) -> Sequence[bytes]:
+        if not delta.parts:
+            content = b'"content":' + encode(delta.text) if delta.text else b""
+            return (self._chunk(choice, content, delta),)
+        bodies = [encode(body)[1:-1] for body in self._bodies(delta.parts)]
+        if not bodies and not delta.entries and delta.finish is None:
+            return ()
+        first = [self._chunk(choice, body, Delta("")) for body in bodies[:-1]]
+        return (*first, self._chunk(choice, bodies[-1] if bodies else b"", delta))
+
+    def _chunk(self, choice: Choice, body: bytes, delta: Delta) -> bytes:
         logprobs = encode(chat_logprobs(delta.entries)) if delta.entries else b"null"
         return b'{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":%b}' % (
             choice.index,
-            content,
+            body,
             logprobs,
             _finish(choice, delta),
         )
+
+    def _bodies(self, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        bodies: list[dict[str, Any]] = []
+        opened: dict[str, Any] | None = None  # a call that began in the part before
+        for part in parts:
+            before, opened = opened, None
+            match part:
+                case Content(text):
+                    bodies.append({"content": text})
+                case Reasoning(text) if self._include_reasoning:
+                    bodies.append({"reasoning": text, "reasoning_content": text})
+                case CallStart(index, key, name):
+                    opened = {"name": name, "arguments": ""}
+                    call = {"index": index, "id": key, "type": "function", "function": opened}
+                    bodies.append({"tool_calls": [call]})
+                case CallArguments(_, text) if before is not None:
+                    before["arguments"] = text
+                case CallArguments(index, text):
+                    call = {"index": index, "function": {"arguments": text}}
+                    bodies.append({"tool_calls": [call]})
+                case _:
+                    pass
+        return bodies
 
     def whole(
         self, generation: Generation, choices: Sequence[tuple[Choice, Whole]]
@@ -59,11 +106,29 @@ class ChatShape:
         asked = choice.request.sampling.logprobs is not None
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": whole.text, "refusal": None},
+            "message": self._message(whole.said),
             "logprobs": chat_logprobs(whole.entries) if asked else None,
             "finish_reason": whole.finish,
             "stop_reason": choice.output.stop_reason,
         }
+
+    def _message(self, said: Gathered) -> dict[str, Any]:
+        calls, reasoning = said.calls, said.reasoning
+        nothing = None if calls or reasoning else ""
+        message: dict[str, Any] = {"role": "assistant", "content": said.content or nothing}
+        message["refusal"] = None
+        if reasoning and self._include_reasoning:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in calls
+            ]
+        return message
 
 
 class CompletionShape:
@@ -95,14 +160,15 @@ class CompletionShape:
             logprobs,
         )
 
-    def delta(self, choice: Choice, delta: Delta) -> bytes:
+    def chunks(self, choice: Choice, delta: Delta) -> Sequence[bytes]:
         logprobs = encode(completion_logprobs(delta.entries)) if delta.entries else b"null"
-        return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
+        chunk = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
             choice.index,
             encode(delta.text),
             logprobs,
             _finish(choice, delta),
         )
+        return (chunk,)
 
     def whole(
         self, generation: Generation, choices: Sequence[tuple[Choice, Whole]]
