@@ -88,6 +88,8 @@ FLAGS = {
         min=0,
     ),
     "drain_seconds": Flag("Seconds that running answers may still take after SIGTERM.", min=0),
+    "stored_responses": Flag("Responses kept for previous_response_id.", min=0),
+    "stored_responses_bytes": Flag("Most memory that they may take.", min=0),
     "log_format": Flag("Log lines for people, or one JSON object a line."),
     "access_log": Flag("Log each request.", name="--access-log/--no-access-log"),
     "otlp_endpoint": Flag(

@@ -142,6 +142,8 @@ class ServerConfig:
     request_timeout: float | None = None
     ping_seconds: float = 15.0
     drain_seconds: float = 25.0
+    stored_responses: int = 1000
+    stored_responses_bytes: int = 64 << 20
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
     otlp_endpoint: str | None = None

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 from openai import OpenAI
+from tests.dialect_tokenizer import dialect
 from tests.fakes import FakeEngine
-from tests.tiny_tokenizer import EOS, TURN_END, tiny
+from tests.tiny_tokenizer import tiny
 
 from onechip.chat.template import choose
 from onechip.config import ServerConfig
@@ -110,7 +111,7 @@ def running(
 ) -> Iterator[Running]:
     """Start the stack, and stop it afterwards. `hold_engine`: the engine is served only when it is set."""
     config = config or ServerConfig()
-    tokenizer = tiny(family)
+    tokenizer = dialect() if family == "dialect" else tiny(family)
     engine = engine or FakeEngine()
     engine.vocab_size = tokenizer.vocab_size
     template = choose(tokenizer, None, origin="test")
@@ -129,7 +130,7 @@ def running(
                 template,
                 config,
                 MODEL,
-                (EOS, TURN_END),
+                tokenizer.eos_ids,
                 defaults or {},
                 tracing,
             )

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from onechip.chat.output import Delta, Entry, Finish
-from onechip.chat.parts import Gathered
+from onechip.chat.parts import Gathered, Part
 from onechip.errors import OnechipError
 from onechip.server.generation import Choice, ClientGone, Generation
 from onechip.server.http import error_body, json_response, watch_client
@@ -38,9 +38,10 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass
 class Whole:
-    """Everything one choice said."""
+    """Everything one choice said: its sum, and the parts in order."""
 
     said: Gathered = field(default_factory=Gathered)
+    parts: list[Part] = field(default_factory=list[Part])
     entries: list[Entry] = field(default_factory=list[Entry])
     finish: Finish | None = None
 
@@ -50,6 +51,7 @@ class Whole:
 
     def add(self, delta: Delta) -> None:
         self.said.add(delta.pieces)
+        self.parts.extend(delta.pieces)
         self.entries.extend(delta.entries)
         self.finish = delta.finish
 

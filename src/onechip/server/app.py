@@ -1,8 +1,9 @@
 """The application: which path is served by what, behind which checks.
 
-Routes: POST /v1/chat/completions, /v1/completions, /tokenize, /detokenize; GET /v1/models, /v1/models/{id}, /health,
-/health/live, /health/ready, /ping, /metrics, /version. With API keys every path needs one except OPEN_PATHS and
-preflights. From the outside in: the journal (request ids, log, traces), CORS, API keys, the routes.
+Routes: POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /tokenize,
+/detokenize; GET and DELETE /v1/responses/{id}; GET /v1/responses/{id}/input_items, /v1/models, /v1/models/{id},
+/health, /health/live, /health/ready, /ping, /metrics, /version. With API keys every path needs one except OPEN_PATHS
+and preflights. From the outside in: the journal (request ids, log, traces), CORS, API keys, the routes.
 """
 
 import time
@@ -26,11 +27,12 @@ from onechip.chat.tokenizer import Tokenizer
 from onechip.config import ServerConfig
 from onechip.engine.validate import check_ids
 from onechip.errors import InvalidRequest, OnechipError
-from onechip.server import schema
+from onechip.server import messages, responses, schema
 from onechip.server.generation import EngineClient
 from onechip.server.http import RETRY_AFTER_S, ApiKeys, json_response, on_error, read_json
 from onechip.server.journal import Journal, Tracing
 from onechip.server.metrics import Metrics
+from onechip.server.responses_store import ResponseStore
 from onechip.server.routes import PLACEHOLDERS, Service, chat_completions, completions
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/metrics")
@@ -102,9 +104,17 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _routes(service: Service) -> list[Route]:
+    limits = service.config
+    store = ResponseStore(limits.stored_responses, limits.stored_responses_bytes)
     table: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", chat_completions),
         ("POST", "/v1/completions", completions),
+        ("POST", "/v1/messages", messages.messages),
+        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
+        ("POST", "/v1/responses", partial(responses.create, store)),
+        ("GET", "/v1/responses/{response_id}", partial(responses.retrieve, store)),
+        ("DELETE", "/v1/responses/{response_id}", partial(responses.delete, store)),
+        ("GET", "/v1/responses/{response_id}/input_items", partial(responses.list_input, store)),
         ("POST", "/tokenize", tokenize),
         ("POST", "/detokenize", detokenize),
         ("GET", "/v1/models", models),

@@ -122,13 +122,18 @@ async def chat_generation(
     service.check_model(body.model)
     params = schema.chat_sampling(body, service.defaults)
     info = service.ready_info()
-    ids = await _aside(size, lambda: service.encode_chat(body.messages, body.chat_template_kwargs))
+    ids = await chat_prompt(service, body, size)
     requests = prepare(name, ids, params, info, service.eos_ids, prompt_param="messages")
     reading = Reading(service.controls, prompt_end(ids, service.controls))
     choices = [
         Choice(i, request, service.tokenizer, reading=reading) for i, request in enumerate(requests)
     ]
     return service.generation(http, "chat", name, body, params, choices, len(ids))
+
+
+async def chat_prompt(service: Service, body: schema.ChatBody, size: int) -> list[int]:
+    """The ids that a chat's prompt becomes. `size`: bytes of the request."""
+    return await _aside(size, lambda: service.encode_chat(body.messages, body.chat_template_kwargs))
 
 
 async def chat_completions(service: Service, http: HttpRequest) -> Response:

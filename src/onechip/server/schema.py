@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from onechip.errors import InvalidRequest
 from onechip.request import SamplingParams
@@ -32,6 +33,7 @@ PLAIN = (  # fields that SamplingParams has under the same name and type
     "include_stop_str_in_output",
     "skip_special_tokens",
 )
+ARMS = frozenset({"str", "int", "float", "bool", "list", "dict", "none"})
 DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -39,6 +41,17 @@ class Strict(BaseModel):
     """No unknown fields and no conversions: "5" is not a number, and "yes" is not true."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def refused(reason: str, *harmless: Any) -> BeforeValidator:
+    """Annotates a field we know and cannot honour: null and the `harmless` values, which ask for nothing, pass."""
+
+    def check(value: Any) -> Any:
+        if value is None or value in harmless:
+            return value
+        raise PydanticCustomError("refused", "{reason}", {"reason": reason})
+
+    return BeforeValidator(check)
 
 
 class StreamOptions(Strict):
@@ -140,6 +153,14 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise _explain(error) from error
 
 
+def as_chat_body(fields: Mapping[str, Any]) -> ChatBody:
+    """A chat request of another dialect's fields; None means "not set"."""
+    try:
+        return ChatBody.model_validate({k: v for k, v in fields.items() if v is not None})
+    except ValidationError as error:
+        raise _explain(error) from error
+
+
 def chat_sampling(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Checks the chat-only fields and fills the sampling parameters; max_completion_tokens outranks max_tokens."""
     if body.tools or body.tool_choice not in (None, "none", "auto"):
@@ -229,12 +250,15 @@ def _explain(error: ValidationError) -> InvalidRequest:
             param=unknown[0],
             code="unknown_field",
         )
-    first = problems[0]
+    about = [p for p in problems if p["loc"][:1] == problems[0]["loc"][:1]]
+    first = max(about, key=lambda p: len(p["loc"]))  # the arm of a union that came furthest
     if first["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {first['msg']}", code="invalid_json")
     path = _path(first["loc"])
     if first["type"] == "missing":
         return InvalidRequest(f"{path} is required", param=path, code="missing_field")
+    if first["type"] == "refused":
+        return InvalidRequest(f"{path}: {first['msg']}", param=path, code="unsupported_field")
     kinds = [p["msg"] for p in problems if _path(p["loc"]) == path]
     return InvalidRequest(f"{path}: {' or: '.join(dict.fromkeys(kinds))}", param=path or None)
 
@@ -244,7 +268,7 @@ def _path(loc: Sequence[int | str]) -> str:
     text = ""
     for step in loc:
         if isinstance(step, int):
-            text += f"[{step}]" if text.startswith("messages") else ""
-        elif not text or (text.startswith(("messages", "stream_options")) and step.isidentifier()):
+            text += f"[{step}]"
+        elif step.isidentifier() and not step[0].isupper() and step not in ARMS:
             text += f".{step}" if text else step
-    return text.removesuffix(".str")
+    return text
