@@ -44,6 +44,13 @@ class Running:
     healthy_s: float | None
     pid: int | None
     log: Path | None
+    process: subprocess.Popen[bytes] | None = None
+
+    def death(self) -> str | None:
+        """How the server ended, where it did; None while it runs or is somebody else's."""
+        if self.process is None or self.process.poll() is None:
+            return None
+        return f"ended with status {self.process.returncode}; the end of {self.log}: {log_end(self.log)}"
 
 
 @contextmanager
@@ -58,7 +65,8 @@ def started(arm: Arm, log: Path, environment: Mapping[str, str]) -> Generator[Ru
     process = _launch(arm, arm.start, log, environment)
     try:
         _wait_until_healthy(arm, process, log, launched + arm.start.ready_s)
-        yield Running(arm, launched, time.monotonic() - launched, process.pid, log)
+        healthy = time.monotonic() - launched
+        yield Running(arm, launched, healthy, process.pid, log, process)
     finally:
         _stop(arm, process, environment)
 
