@@ -104,18 +104,37 @@ def shipped() -> list[str]:
 
 def load(name: str, settings: Mapping[str, str] | None = None) -> Arm:
     """Read the arm `name` and fill in `settings`. Raises ConfigError naming the file, the key and the remedy."""
+    path, table = _read(name)
+    return _Reader(path, table).arm(settings or {})
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an arm says of itself before anything is decided; `required` are the settings it must be given."""
+
+    about: str
+    needs: str
+    required: tuple[str, ...]
+    settings: tuple[str, ...]
+
+
+def described(name: str) -> Description:
+    """Raises ConfigError."""
+    path, table = _read(name)
+    return _Reader(path, table).description()
+
+
+def _read(name: str) -> tuple[Path, dict[str, Any]]:
     path = Path(name)
     if path.suffix != ".toml" and "/" not in name:
         path = SHIPPED / f"{name}.toml"
     try:
-        text = path.read_bytes().decode()
+        return path, tomllib.loads(path.read_bytes().decode())
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(shipped())
         raise ConfigError(
             f"no arm {name!r}: {error}; shipped are {known}; or give a path to a .toml file"
         ) from error
-    try:
-        return _Reader(path, tomllib.loads(text)).arm(settings or {})
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
@@ -151,6 +170,17 @@ class _Reader:
                 ).items()
             },
             settings=dict(self.values),
+        )
+
+    def description(self) -> Description:
+        self._known_keys()
+        required, defaults = self._table("required"), self._table("settings")
+        about, needs = self.table.get("about", ""), self.table.get("needs", "")
+        return Description(
+            " ".join(str(about).split()),
+            " ".join(str(needs).split()),
+            tuple(required),
+            (*required, *defaults),
         )
 
     def _start(self) -> Start:

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import structs
+
 from onechip.errors import OnechipError
 from onechip.ladder import facts
 from onechip.ladder.client import Client, Target
@@ -39,6 +41,8 @@ class Place:
     command: tuple[str, ...] = ()
     hardware: Hardware = field(default_factory=facts.this_host)
     software: Software = field(default_factory=Software)
+    weights: str | None = None
+    kv_cache_dtype: str | None = None
     arm: str | None = None
 
 
@@ -62,9 +66,10 @@ async def opened(target: Target, place: Place, progress: Progress) -> AsyncGener
     async with Client(target) as client:
         server = await facts.ask(client)
         software = described(place.software, server.software)
-        header = new_header(
-            server.model, software, place.hardware, command=place.command, arm=place.arm
+        model = structs.replace(
+            server.model, weights=place.weights, kv_cache_dtype=place.kv_cache_dtype
         )
+        header = new_header(model, software, place.hardware, command=place.command, arm=place.arm)
         with open_run(place.out, header, resume=place.resume) as journal:
             yield Bench(client, server, journal, progress)
 

@@ -1,9 +1,10 @@
-"""The ladder's commands: `onechip bench one|sweep`, `compare`, `parity` and `report`.
+"""The ladder's commands: `onechip bench one|sweep`, `compare`, `parity` and `report`; `eval_cli` has the others.
 
 Owns flags and what is printed. Nothing but typer is imported before a command runs, so `onechip bench --help` answers
 at once; no command here imports jax.
 """
 
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -36,7 +37,7 @@ Headers = Annotated[
 ]
 Timeout = Annotated[float, typer.Option(help="Longest that one request may take, in seconds.")]
 Out = Annotated[
-    Path | None, typer.Option(help="The record to write.", show_default="bench-DATE.json")
+    Path | None, typer.Option(help="The record to write.", show_default="KIND-DATE.json")
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the record at --out; measured cells are kept.")
@@ -77,10 +78,10 @@ def bench_one(
     """Six chat prompts, greedy, one at a time and four at once: how fast one person is answered."""
     from onechip.ladder import one
 
-    settings = one.OneSettings(max_tokens, repeats, at_once, _endpoint(endpoint), ignore_eos)
-    target = _target(url, model, api_key, header, timeout)
-    place = _place(out, resume, accelerator, chips, price)
-    return _measure(target, place, lambda run: one.measure(run, settings))
+    settings = one.OneSettings(max_tokens, repeats, at_once, endpoint_named(endpoint), ignore_eos)
+    target = target_of(url, model, api_key, header, timeout)
+    place = place_of(out, resume, accelerator, chips, price)
+    return measured(target, place, lambda run: one.measure(run, settings))
 
 
 @bench.command("sweep")
@@ -139,20 +140,24 @@ def bench_sweep(
         burstiness=burstiness,
         requests=requests,
         targets_ms=dict(map(parse_target, goodput or ())),
-        endpoint=_endpoint(endpoint),
+        endpoint=endpoint_named(endpoint),
         ignore_eos=ignore_eos,
         seed=seed,
     )
     if settings.targets_ms and not settings.rates:
         raise ConfigError("--goodput counts requests of an open load; add --rate")
-    target = _target(url, model, api_key, header, timeout)
-    place = _place(out, resume, accelerator, chips, price)
-    return _measure(target, place, lambda run: sweep.measure(run, settings))
+    target = target_of(url, model, api_key, header, timeout)
+    place = place_of(out, resume, accelerator, chips, price)
+    return measured(target, place, lambda run: sweep.measure(run, settings))
 
 
 def mount(app: typer.Typer) -> None:
     """Add the ladder's commands to the command line."""
+    from onechip.ladder.eval_cli import evals, ladder
+
     app.add_typer(bench, name="bench")
+    app.add_typer(evals, name="eval")
+    app.add_typer(ladder, name="ladder")
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -177,13 +182,13 @@ def parse_target(text: str) -> tuple[str, float]:
     return metric, value
 
 
-def _endpoint(name: str | None) -> "Endpoint | None":
+def endpoint_named(name: str | None) -> "Endpoint | None":
     if name in ("chat", "completions") or name is None:
         return name
     raise ConfigError(f"--endpoint {name!r} is neither chat nor completions")
 
 
-def _target(
+def target_of(
     url: str, model: str | None, key: str | None, headers: list[str] | None, timeout: float
 ) -> "Target":
     from onechip.ladder.client import Target
@@ -193,9 +198,15 @@ def _target(
     return Target(url, model, key, named, timeout)
 
 
-def _place(
-    out: Path | None, resume: bool, accelerator: str | None, chips: int, price: float | None
+def place_of(
+    out: Path | None,
+    resume: bool,
+    accelerator: str | None,
+    chips: int,
+    price: float | None,
+    kind: str = "bench",
 ) -> "Place":
+    """Where a run is recorded: --out, or a new file in the working directory named for `kind`."""
     from datetime import UTC, datetime
 
     from onechip.ladder.bench import Place
@@ -203,9 +214,14 @@ def _place(
 
     if resume and out is None:
         raise ConfigError("--resume needs --out: the record to go on with")
-    out = out or Path(f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+    out = out or Path(f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
     hardware = this_host(accelerator, chips, price)
     return Place(out=out, resume=resume, command=public(sys.argv), hardware=hardware)
+
+
+def environment() -> dict[str, str]:
+    """What a server that an arm starts inherits."""
+    return dict(os.environ)
 
 
 def public(argv: list[str]) -> tuple[str, ...]:
@@ -224,7 +240,7 @@ def public(argv: list[str]) -> tuple[str, ...]:
     return ("onechip", *kept[1:])
 
 
-def _measure(target: "Target", place: "Place", work: "Callable[[Bench], Awaitable[object]]") -> int:
+def measured(target: "Target", place: "Place", work: "Callable[[Bench], Awaitable[object]]") -> int:
     """Run one measurement with a bar, then print what the record holds. 0, or 1 when a cell is not ok."""
     from onechip.ladder import journal, tables
     from onechip.ladder.bench import opened
@@ -244,4 +260,5 @@ def _measure(target: "Target", place: "Place", work: "Callable[[Bench], Awaitabl
     record = journal.load(place.out)
     typer.echo(tables.printed(record))
     typer.echo(f"\nrecord: {place.out}")
-    return int(any(cell.status in ("failed", "missing") for cell in record.cells))
+    parts = (*record.cells, *record.evals)
+    return int(any(part.status in ("failed", "missing") for part in parts))

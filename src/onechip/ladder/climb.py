@@ -16,29 +16,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import msgspec
-
-from onechip.errors import ArmFailed, OnechipError
-from onechip.ladder import process, session
+from onechip.errors import ArmFailed, ConfigError, OnechipError
+from onechip.ladder import process
 from onechip.ladder.arm import Arm
+from onechip.ladder.bench import Bench, Place, opened
 from onechip.ladder.client import Client, Target
-from onechip.ladder.facts import ServerFacts
 from onechip.ladder.http import run
-from onechip.ladder.journal import new_header, open_run
+from onechip.ladder.jobs import Job
+from onechip.ladder.journal import Journal, load, new_header
 from onechip.ladder.process import Running
 from onechip.ladder.progress import Progress
 from onechip.ladder.record import (
     Hardware,
-    Header,
     Issue,
     Model,
     RecordError,
     Software,
     Startup,
+    journal_path,
 )
-from onechip.ladder.session import Job, Session
+from onechip.ladder.tables import label
 
 Say = Callable[[str], None]
 FIRST_ANSWER_S = 300.0
@@ -61,6 +59,7 @@ class Climb:
 def climb(arms: Sequence[Arm], plan: Climb, progress: Progress, say: Say) -> list[str]:
     """Measure every arm. Returns a line for each that failed; each has a record in `folder` all the same."""
     plan.folder.mkdir(parents=True, exist_ok=True)
+    _refuse_taken(arms, plan)
     failures: list[str] = []
     with terminable():
         for arm in arms:
@@ -71,6 +70,28 @@ def climb(arms: Sequence[Arm], plan: Climb, progress: Progress, say: Say) -> lis
                 problems = [error.message]
             failures += [f"{arm.name}: {problem}" for problem in problems]
     return failures
+
+
+def _refuse_taken(arms: Sequence[Arm], plan: Climb) -> None:
+    """Before a server is started for minutes: each arm has a record of its own, and none is overwritten."""
+    names = [arm.name for arm in arms]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"an arm is given twice among {', '.join(names)}; give a copy of its file another name"
+        )
+    for out in (plan.folder / f"{name}.json" for name in names):
+        if _is_empty(out):
+            out.unlink()
+        elif not plan.resume and (out.exists() or journal_path(out).exists()):
+            raise RecordError(f"{out} exists; add --resume to go on with it, or name another --out")
+
+
+def _is_empty(out: Path) -> bool:
+    """Whether this is the record of an arm that never came up."""
+    if not out.exists():
+        return False
+    found = load(out)
+    return found.run.status == "failed" and not (found.cells or found.items or found.probes)
 
 
 @contextmanager
@@ -88,56 +109,47 @@ def terminable() -> Generator[None]:
 
 
 def _measure(arm: Arm, plan: Climb, progress: Progress, say: Say) -> list[str]:
-    out = plan.folder / f"{arm.name}.json"
-    header = _header(arm, plan)
+    place = _place(arm, plan)
     try:
         with process.started(arm, plan.folder / f"{arm.name}.log", plan.environment) as running:
             startup = _first_answer(running, plan)
             say(f"{arm.name}: {_started(startup)}")
-            return _do_jobs(running, startup, header, out, plan, progress)
+            return run(_do_jobs(running, startup, place, plan, progress))
     except ArmFailed as error:
-        _record_failure(out, header, error.message, plan)
+        _record_failure(arm, place, error.message)
         raise
 
 
-def _do_jobs(
-    running: Running, startup: Startup, header: Header, out: Path, plan: Climb, progress: Progress
+async def _do_jobs(
+    running: Running, startup: Startup, place: Place, plan: Climb, progress: Progress
 ) -> list[str]:
-    arm = running.arm
-    target = _target(arm, plan)
-    server = session.server_facts(target)
+    """Returns what went wrong, in words."""
     problems: list[str] = []
-    jobs = [_noting(startup), *(_careful(n, j, running, problems) for n, j in plan.jobs.items())]
-    header = _joined(header, server)
-    record = session.recorded(target, server, header, out, jobs, progress, resume=plan.resume)
+    async with opened(_target(running.arm, plan), place, progress) as bench:
+        bench.journal.add(startup)
+        for name, job in plan.jobs.items():
+            await _careful(name, job, bench, running, problems)
+        record = bench.journal.record
     problems += [f"{e.task}: {e.reason}" for e in record.evals if e.status != "ok"]
-    return problems
+    bad = [cell for cell in record.cells if cell.status in ("failed", "missing")]
+    return problems + [f"{label(cell.workload)}: {cell.reason}" for cell in bad]
 
 
-def _careful(name: str, job: Job, running: Running, problems: list[str]) -> Job:
-    """The job, except that what goes wrong is an issue of the record and the next job still has its turn."""
-
-    async def careful(session: Session) -> None:
-        try:
-            if died := running.death():
-                raise ArmFailed(f"not measured, the server {died}")
-            await job(session)
-            if died := running.death():
-                raise ArmFailed(f"the server {died}")
-        except RecordError:
-            raise
-        except OnechipError as error:
-            problems.append(f"{name}: {error.message}")
-            session.journal.add(Issue(text=problems[-1]))
-
-    return careful
-
-
-def _noting(startup: Startup) -> Job:
-    async def note(session: Session) -> None:
-        session.journal.add(startup)
-
-    return note
+async def _careful(
+    name: str, job: Job, bench: Bench, running: Running, problems: list[str]
+) -> None:
+    """Do the job; what goes wrong is an issue of the record, and the next job still has its turn."""
+    try:
+        if died := running.death():
+            raise ArmFailed(f"not measured, the server {died}")
+        await job(bench)
+        if died := running.death():
+            raise ArmFailed(f"the server {died}")
+    except RecordError:
+        raise
+    except OnechipError as error:
+        problems.append(f"{name}: {error.message}")
+        bench.journal.add(Issue(text=problems[-1]))
 
 
 def _started(startup: Startup) -> str:
@@ -175,54 +187,36 @@ def _first_answer(running: Running, plan: Climb) -> Startup:
     return Startup(healthy_s=running.healthy_s, first_answer_s=time.monotonic() - running.launched)
 
 
-def _header(arm: Arm, plan: Climb) -> Header:
-    """What is known before the server runs: the arm's own words, and what its commands print."""
+def _place(arm: Arm, plan: Climb) -> Place:
+    """The arm's own words, and what its commands print; the server fills in the rest once it runs."""
     packages = process.outputs(arm.commands, plan.environment)
     digest = packages.pop("digest", None)
     software = Software(
-        engine=arm.engine,
+        engine=arm.engine or None,
         version=packages.pop("version", None),
         serve_args=arm.start.command if arm.start else (),
         packages=packages,
         image_digest=digest,
         url=arm.url,
     )
-    model = Model(
-        id=arm.model or arm.name,
+    return Place(
+        out=plan.folder / f"{arm.name}.json",
+        resume=plan.resume,
+        command=tuple(plan.command),
+        hardware=plan.hardware,
+        software=software,
         weights=arm.weights or None,
         kv_cache_dtype=arm.kv_cache_dtype or None,
+        arm=arm.name,
     )
-    return new_header(model, software, plan.hardware, command=plan.command, arm=arm.name)
 
 
-def _joined(header: Header, server: ServerFacts) -> Header:
-    """The arm's words win; the server fills in what the arm left open."""
-    software = _filled(header.software, server.software)
-    model = _filled(header.model, server.model)
-    model = msgspec.structs.replace(model, id=server.model.id)
-    return msgspec.structs.replace(header, software=software, model=model)
-
-
-def _filled(mine: Any, theirs: Any) -> Any:
-    empty = {
-        name: getattr(theirs, name)
-        for name in mine.__struct_fields__
-        if getattr(mine, name) in (None, "", (), {})
-    }
-    return msgspec.structs.replace(mine, **empty)
-
-
-def _record_failure(out: Path, header: Header, why: str, plan: Climb) -> None:
-    """A record that says why there is nothing in it, unless there is one with something."""
-    try:
-        with open_run(out, header, resume=plan.resume) as journal:
-            journal.add(Issue(text=why))
-            raise _Failed
-    except _Failed:
-        pass
-    except RecordError:
-        pass  # the arm's own error is the one that is told
-
-
-class _Failed(Exception):
-    """Ends a record as failed."""
+def _record_failure(arm: Arm, place: Place, why: str) -> None:
+    """A record that says why there is nothing in it; one that has something already is left as it is."""
+    if place.out.exists() or journal_path(place.out).exists():
+        return
+    model = Model(id=arm.model or arm.name, weights=place.weights)
+    header = new_header(model, place.software, place.hardware, command=place.command, arm=place.arm)
+    journal = Journal(place.out, header, [])
+    journal.add(Issue(text=why))
+    journal.close("failed")

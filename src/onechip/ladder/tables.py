@@ -5,7 +5,7 @@ Owns which figures are shown, in which unit and with how many digits. Computes n
 
 from collections.abc import Sequence
 
-from onechip.ladder.record import Cell, Record, Workload
+from onechip.ladder.record import Cell, Eval, Probe, Record, Workload
 
 Row = list[str]
 
@@ -83,6 +83,29 @@ def _some(where: Sequence[str], everything: int) -> str:
     return ", ".join(where[:4]) + (f" and {len(where) - 4} more" if len(where) > 4 else "")
 
 
+def eval_table(evals: Sequence[Eval]) -> list[Row]:
+    """A header and one row an eval."""
+    rows = [["eval", "status", "right", "of", "accuracy", "errors", "truncated", "wall s"]]
+    for each in evals:
+        found = each.figures
+        counts = [number(found.get(name), 0) for name in ("right", "n")]
+        more = [number(found.get(name), 0) for name in ("errors", "truncated", "wall_s")]
+        rows.append([each.task, each.status, *counts, number(found.get("accuracy"), 4), *more])
+    return rows
+
+
+def probe_table(probes: Sequence[Probe]) -> list[Row]:
+    """A header and one row a probe; what was seen stands below it in a list (`probe_remarks`)."""
+    return [["probe", "verdict", "s"]] + [
+        [f"{p.domain}: {p.name}", p.verdict, number(p.latency_s, 2)] for p in probes
+    ]
+
+
+def probe_remarks(probes: Sequence[Probe]) -> list[str]:
+    """Why a probe did not pass."""
+    return [f"{p.domain}: {p.name}: {p.detail}" for p in probes if p.verdict != "pass"]
+
+
 def one_lines(cell: Cell) -> list[str]:
     """The headline of `bench one`."""
     figures = cell.figures
@@ -115,10 +138,16 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def printed(record: Record) -> str:
-    """A whole record's cells for a terminal."""
+    """A whole record for a terminal."""
     singles = [c for c in record.cells if c.workload.kind == "one" and c.workload.concurrency == 1]
     parts = ["\n".join(one_lines(cell)) for cell in singles]
     if record.cells:
         parts.append(aligned(cell_table(record.cells)))
         parts.append("\n".join(remarks(record.cells)))
+    if record.evals:
+        parts.append(aligned(eval_table(record.evals)))
+        parts += [f"{e.task}: {e.reason}" for e in record.evals if e.reason]
+    if record.probes:
+        parts.append(aligned(probe_table(record.probes)))
+        parts.append("\n".join(probe_remarks(record.probes)))
     return "\n\n".join(part for part in parts if part)

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from onechip.errors import ConfigError
 from onechip.ladder import bfcl, gsm8k
+from onechip.ladder.prompts import Endpoint
 from onechip.ladder.record import Item
 
-Endpoint = Literal["chat", "completions"]
 Thinking = Literal["on", "off", "unset"]
 Score = Callable[[Item], Item]
 
