@@ -1,45 +1,42 @@
 """A server process for arms' tests: starts slowly, dies, forks, or ignores SIGTERM, as its arguments say.
 
-    python arm_stub.py PORT [--delay S] [--die] [--stubborn] [--child FILE]
+    python arm_stub.py PORT [--delay S] [--die] [--die-after N] [--stubborn] [--child FILE] [--slow S]
 
-It answers GET /health and any POST with a small completion.
+It solves the questions of `test_eval_cli`: the answer is the number in the last line.
 """
 
 import argparse
-import http.server
+import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+
+from scripted import Say, handler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("port", type=int)
 parser.add_argument("--delay", type=float, default=0.0)
 parser.add_argument("--die", action="store_true")
+parser.add_argument("--die-after", type=int, default=10**9)
+parser.add_argument("--slow", type=float, default=0.0)
 parser.add_argument("--stubborn", action="store_true")
 parser.add_argument("--child", type=Path)
 options = parser.parse_args()
+bodies: list[dict[str, Any]] = []
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.answer(b'{"object": "list", "data": [{"id": "stub"}]}')
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer(
-            b'{"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": "x"}}]}'
-        )
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+def solve(body: dict[str, Any]) -> Say:
+    if len(bodies) > options.die_after:
+        print("out of memory", file=sys.stderr, flush=True)
+        os._exit(9)
+    content = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+    found = re.findall(r"\d+", str(content))
+    return Say(f"Answer: {found[-1] if found else 'none'}", delay=options.slow)
 
 
 if options.stubborn:
@@ -53,4 +50,4 @@ time.sleep(options.delay)
 if options.die:
     print("no such model: gemma", file=sys.stderr)
     sys.exit(3)
-http.server.ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+ThreadingHTTPServer(("127.0.0.1", options.port), handler(solve, bodies, 4096)).serve_forever()

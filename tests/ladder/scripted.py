@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -35,11 +35,12 @@ class Scripted:
     """`bodies` are the requests so far, in the order they came."""
 
     url: str
-    bodies: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[dict[str, Any]]
 
 
-@contextmanager
-def scripted(script: Script, *, max_model_len: int = 4096) -> Iterator[Scripted]:
+def handler(
+    script: Script, bodies: list[dict[str, Any]], max_model_len: int
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -54,7 +55,7 @@ def scripted(script: Script, *, max_model_len: int = 4096) -> Iterator[Scripted]
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if not self.path.endswith("completions"):
                 return self.reply(404, {"error": {"message": "no such route"}})
-            state.bodies.append(body)
+            bodies.append(body)
             said = script(body)
             time.sleep(said.delay)
             if said.status >= 400:
@@ -81,13 +82,18 @@ def scripted(script: Script, *, max_model_len: int = 4096) -> Iterator[Scripted]
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    return Handler
+
+
+@contextmanager
+def scripted(script: Script, *, max_model_len: int = 4096) -> Iterator[Scripted]:
+    bodies: list[dict[str, Any]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(script, bodies, max_model_len))
     server.daemon_threads = True
-    state = Scripted(f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield state
+        yield Scripted(f"http://127.0.0.1:{server.server_address[1]}", bodies)
     finally:
         server.shutdown()
         server.server_close()
