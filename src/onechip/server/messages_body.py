@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from onechip.errors import InvalidRequest
-from onechip.server.schema import ChatBody, Strict, as_chat_body, refused
+from onechip.server.schema import LABEL, ChatBody, Strict, as_chat_body, refused
 
 HOSTED = "this server runs no tools itself"
 
 
 class Block(Strict):
-    cache_control: dict[str, Any] | None = None
+    cache_control: Annotated[dict[str, Any] | None, LABEL] = None
 
 
 class TextBlock(Block):
@@ -36,7 +36,7 @@ class ToolUseBlock(Block):
     id: str
     name: str
     input: dict[str, Any]
-    caller: dict[str, Any] | None = None
+    caller: Annotated[dict[str, Any] | None, LABEL] = None
 
 
 class ToolResultBlock(Block):
@@ -49,7 +49,7 @@ class ToolResultBlock(Block):
 class ThinkingBlock(Strict):
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = None
+    signature: Annotated[str | None, LABEL] = None
 
 
 ContentBlock = Annotated[
@@ -69,8 +69,8 @@ class Tool(Strict):
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
-    cache_control: dict[str, Any] | None = None
-    eager_input_streaming: bool | None = None
+    cache_control: Annotated[dict[str, Any] | None, LABEL] = None
+    eager_input_streaming: Annotated[bool | None, LABEL] = None
     input_examples: Annotated[Any, refused("the prompt has no place for examples", [])] = None
     defer_loading: Annotated[Any, refused(HOSTED, False)] = None
     allowed_callers: Annotated[Any, refused(HOSTED, ["direct"])] = None
@@ -84,7 +84,7 @@ class ToolChoice(Strict):
 
 class Thinking(Strict):
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(default=None, ge=1)
+    budget_tokens: Annotated[int | None, LABEL] = Field(default=None, ge=1)
     display: Annotated[Any, refused("thoughts are shown in full or not made", "summarized")] = None
 
 
@@ -95,7 +95,7 @@ class JsonFormat(Strict):
 
 class OutputConfig(Strict):
     format: JsonFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Annotated[Literal["low", "medium", "high", "xhigh", "max"] | None, LABEL] = None
 
 
 class Prompt(Strict):
@@ -108,7 +108,7 @@ class Prompt(Strict):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: dict[str, Any] | None = None
+    cache_control: Annotated[dict[str, Any] | None, LABEL] = None
     context_management: Annotated[Any, refused("the conversation is used as it is sent")] = None
     mcp_servers: Annotated[Any, refused(HOSTED, [])] = None
     speed: Annotated[Any, refused("there is one speed", "standard")] = None
@@ -127,8 +127,8 @@ class MessagesBody(Prompt):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    metadata: Annotated[dict[str, Any] | None, LABEL] = None
+    service_tier: Annotated[Literal["auto", "standard_only"] | None, LABEL] = None
     container: Annotated[Any, refused(HOSTED)] = None
     inference_geo: Annotated[Any, refused("there is one place: here")] = None
     diagnostics: Annotated[Any, refused("there are none")] = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from onechip.server.schema import ChatBody, Strict, as_chat_body, refused
+from onechip.server.schema import LABEL, ChatBody, Strict, as_chat_body, refused
 
 HOSTED = "this server runs no tools itself; declare functions"
 PLAIN = (  # fields that ChatBody has under the same name
@@ -37,8 +37,8 @@ PLAIN = (  # fields that ChatBody has under the same name
 class TextPart(Strict):
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: Annotated[list[Any] | None, LABEL] = None
+    logprobs: Annotated[list[Any] | None, LABEL] = None
 
 
 class RefusalPart(Strict):
@@ -53,9 +53,9 @@ class MessageItem(Strict):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
     type: Literal["message"] | None = None
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
+    id: Annotated[str | None, LABEL] = None
+    status: Annotated[str | None, LABEL] = None
+    phase: Annotated[str | None, LABEL] = None
 
 
 class CallItem(Strict):
@@ -63,16 +63,16 @@ class CallItem(Strict):
     call_id: str
     name: str
     arguments: str
-    id: str | None = None
-    status: str | None = None
+    id: Annotated[str | None, LABEL] = None
+    status: Annotated[str | None, LABEL] = None
 
 
 class CallOutputItem(Strict):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[TextPart]
-    id: str | None = None
-    status: str | None = None
+    id: Annotated[str | None, LABEL] = None
+    status: Annotated[str | None, LABEL] = None
 
 
 class ReasoningText(Strict):
@@ -84,8 +84,8 @@ class ReasoningItem(Strict):
     type: Literal["reasoning"]
     summary: list[ReasoningText] | None = None
     content: list[ReasoningText] | None = None
-    id: str | None = None
-    status: str | None = None
+    id: Annotated[str | None, LABEL] = None
+    status: Annotated[str | None, LABEL] = None
     encrypted_content: Annotated[Any, refused("thoughts are not encrypted here")] = None
 
 
@@ -173,14 +173,12 @@ class ResponsesBody(Strict):
     stop: str | list[str] | None = None
     timeout: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Labels.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: str | None = None
-    # Known and refused.
+    user: Annotated[str | None, LABEL] = None
+    metadata: Annotated[dict[str, str] | None, LABEL] = None
+    safety_identifier: Annotated[str | None, LABEL] = None
+    prompt_cache_key: Annotated[str | None, LABEL] = None
+    prompt_cache_retention: Annotated[str | None, LABEL] = None
+    service_tier: Annotated[str | None, LABEL] = None
     background: Annotated[Any, refused("send the request and wait, or stream", False)] = None
     conversation: Annotated[
         Any, refused("use previous_response_id or send the conversation as input")

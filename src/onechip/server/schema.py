@@ -7,7 +7,8 @@ It knows no token ids and no engine; ranges are `engine.validate`'s.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -43,15 +44,29 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def refused(reason: str, *harmless: Any) -> BeforeValidator:
-    """Annotates a field we know and cannot honour: null and the `harmless` values, which ask for nothing, pass."""
+@dataclass(frozen=True)
+class Refusal:
+    """Why a field we know cannot be honoured. Null and the `harmless` values pass: they ask for nothing."""
 
-    def check(value: Any) -> Any:
-        if value is None or value in harmless:
+    reason: str
+    harmless: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> Any:
+        if value is None or value in self.harmless:
             return value
-        raise PydanticCustomError("refused", "{reason}", {"reason": reason})
+        raise PydanticCustomError("refused", "{reason}", {"reason": self.reason})
 
-    return BeforeValidator(check)
+
+def refused(reason: str, *harmless: Any) -> BeforeValidator:
+    """Annotates a field that is refused."""
+    return BeforeValidator(Refusal(reason, harmless))
+
+
+class Label:
+    """Annotates a field that is accepted without effect: it is for the client's or the provider's own accounting."""
+
+
+LABEL = Label()
 
 
 class StreamOptions(Strict):
@@ -85,10 +100,10 @@ class Sampling(Strict):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     timeout: float | None = None
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    safety_identifier: str | None = None
+    user: Annotated[str | None, LABEL] = None
+    metadata: Annotated[dict[str, str] | None, LABEL] = None
+    store: Annotated[bool | None, LABEL] = None
+    safety_identifier: Annotated[str | None, LABEL] = None
 
 
 class Message(Strict):
