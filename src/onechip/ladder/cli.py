@@ -4,11 +4,12 @@ Owns flags and what is printed. Nothing but typer is imported before a command r
 at once; no command here imports jax.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,7 +58,33 @@ Price = Annotated[
 ]
 
 
+SERVER_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "model": (ModelName, None),
+    "api_key": (ApiKey, None),
+    "header": (Headers, None),
+    "timeout": (Timeout, 600.0),
+    "out": (Out, None),
+    "resume": (Resume, False),
+    "accelerator": (Accelerator, None),
+    "chips": (Chips, 1),
+    "price": (Price, None),
+}
+
+
+def with_server(command: Callable[..., int]) -> Callable[..., int]:
+    """Replace a command's **server by the options that every measurement of a server has."""
+    signature = inspect.signature(command)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in SERVER_OPTIONS.items()
+    ]
+    command.__signature__ = signature.replace(parameters=own + shared)  # pyright: ignore[reportFunctionMemberAccess]
+    return command
+
+
 @bench.command("one")
+@with_server
 def bench_one(
     url: Url,
     max_tokens: Annotated[int, typer.Option(help="Tokens per answer.", min=2)] = 256,
@@ -65,26 +92,17 @@ def bench_one(
     at_once: Annotated[int, typer.Option(help="Requests in the concurrent pass.", min=2)] = 4,
     endpoint: EndpointName = None,
     ignore_eos: IgnoreEos = True,
-    model: ModelName = None,
-    api_key: ApiKey = None,
-    header: Headers = None,
-    timeout: Timeout = 600.0,
-    out: Out = None,
-    resume: Resume = False,
-    accelerator: Accelerator = None,
-    chips: Chips = 1,
-    price: Price = None,
+    **server: Any,
 ) -> int:
     """Six chat prompts, greedy, one at a time and four at once: how fast one person is answered."""
     from onechip.ladder import one
 
     settings = one.OneSettings(max_tokens, repeats, at_once, endpoint_named(endpoint), ignore_eos)
-    target = target_of(url, model, api_key, header, timeout)
-    place = place_of(out, resume, accelerator, chips, price)
-    return measured(target, place, lambda run: one.measure(run, settings))
+    return measured(*_server(url, **server), lambda run: one.measure(run, settings))
 
 
 @bench.command("sweep")
+@with_server
 def bench_sweep(
     url: Url,
     shape: Annotated[
@@ -118,15 +136,7 @@ def bench_sweep(
     ] = None,
     endpoint: EndpointName = None,
     ignore_eos: IgnoreEos = True,
-    model: ModelName = None,
-    api_key: ApiKey = None,
-    header: Headers = None,
-    timeout: Timeout = 600.0,
-    out: Out = None,
-    resume: Resume = False,
-    accelerator: Accelerator = None,
-    chips: Chips = 1,
-    price: Price = None,
+    **server: Any,
 ) -> int:
     """Throughput and latency by shape and load, closed (--concurrency) or open (--rate)."""
     from onechip.ladder import sweep
@@ -146,9 +156,7 @@ def bench_sweep(
     )
     if settings.targets_ms and not settings.rates:
         raise ConfigError("--goodput counts requests of an open load; add --rate")
-    target = target_of(url, model, api_key, header, timeout)
-    place = place_of(out, resume, accelerator, chips, price)
-    return measured(target, place, lambda run: sweep.measure(run, settings))
+    return measured(*_server(url, **server), lambda run: sweep.measure(run, settings))
 
 
 def mount(app: typer.Typer) -> None:
@@ -186,6 +194,19 @@ def endpoint_named(name: str | None) -> "Endpoint | None":
     if name in ("chat", "completions") or name is None:
         return name
     raise ConfigError(f"--endpoint {name!r} is neither chat nor completions")
+
+
+def _server(
+    url: str,
+    *,
+    model: str | None,
+    api_key: str | None,
+    header: list[str] | None,
+    timeout: float,
+    **place: Any,
+) -> "tuple[Target, Place]":
+    """What `with_server`'s options describe."""
+    return target_of(url, model, api_key, header, timeout), place_of(**place)
 
 
 def target_of(
