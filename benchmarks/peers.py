@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from onechip.ladder.arm import SHIPPED
+
 HERE = Path(__file__).parent
 XLLAMACPP = "xllamacpp==2026.10.11549"
 NODE_LLAMA_CPP = "3.22.1"
@@ -79,7 +81,8 @@ def onechip(*, slots: int, context: int, flags: tuple[str, ...]) -> Engine:
 def llamacpp(gguf: Path, cache: Path, *, slots: int, context: int, threads: int) -> Engine:
     python = cache / "xllamacpp" / "bin" / "python"
     sizes = ("--slots", str(slots), "--context", str(context), "--threads", str(threads))
-    command = (str(python), str(HERE / "llamacpp_server.py"), str(gguf), *sizes, "--port", "{port}")
+    script = str(SHIPPED / "xllamacpp_server.py")
+    command = (str(python), script, str(gguf), *sizes, "--port", "{port}")
     return Engine("llama.cpp", XLLAMACPP, command, {"cache_prompt": False})
 
 

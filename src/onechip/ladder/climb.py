@@ -149,7 +149,7 @@ async def _careful(
         raise
     except OnechipError as error:
         problems.append(f"{name}: {error.message}")
-        bench.journal.add(Issue(text=problems[-1]))
+        bench.journal.add(Issue(text=homeless(problems[-1])))
 
 
 def _started(startup: Startup) -> str:
@@ -194,21 +194,28 @@ def _place(arm: Arm, plan: Climb) -> Place:
     software = Software(
         engine=arm.engine or None,
         version=packages.pop("version", None),
-        serve_args=arm.start.command if arm.start else (),
-        packages=packages,
-        image_digest=digest,
+        serve_args=tuple(map(homeless, arm.start.command)) if arm.start else (),
+        packages={name: homeless(text) for name, text in packages.items()},
+        image_digest=homeless(digest) if digest else None,
         url=arm.url,
     )
     return Place(
         out=plan.folder / f"{arm.name}.json",
         resume=plan.resume,
-        command=tuple(plan.command),
+        command=tuple(map(homeless, plan.command)),
         hardware=plan.hardware,
         software=software,
         weights=arm.weights or None,
         kv_cache_dtype=arm.kv_cache_dtype or None,
         arm=arm.name,
     )
+
+
+def homeless(text: str) -> str:
+    """Without the folders of whoever measured: records are published."""
+    for folder, short in ((Path.cwd(), "."), (Path.home(), "~")):
+        text = text.replace(f"{folder}/", f"{short}/")
+    return text
 
 
 def _record_failure(arm: Arm, place: Place, why: str) -> None:
@@ -218,5 +225,5 @@ def _record_failure(arm: Arm, place: Place, why: str) -> None:
     model = Model(id=arm.model or arm.name, weights=place.weights)
     header = new_header(model, place.software, place.hardware, command=place.command, arm=place.arm)
     journal = Journal(place.out, header, [])
-    journal.add(Issue(text=why))
+    journal.add(Issue(text=homeless(why)))
     journal.close("failed")

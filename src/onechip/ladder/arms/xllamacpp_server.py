@@ -14,14 +14,17 @@ import xllamacpp  # pyright: ignore[reportMissingImports]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("gguf")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--context", type=int, default=1024, help="tokens a slot")
     parser.add_argument("--threads", type=int, default=0, help="0 is all cores")
+    parser.add_argument("--alias", default="", help="name requests carry; the file's without it")
     options = parser.parse_args()
     threads = options.threads or os.cpu_count() or 1
     params = xllamacpp.CommonParams()
     params.model.path = options.gguf
+    if options.alias:
+        params.model_alias = {options.alias}
     params.hostnames = ["127.0.0.1"]
     params.port = options.port
     params.n_parallel = options.slots
