@@ -6,19 +6,32 @@ the same sequence at the same position; that no page is written twice in a step;
 are respected. Steps take effect in launch order, as on a device; their results are held back until collected.
 """
 
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from tests.grammar_walk import ENDINGS, EOS, vocabulary
+
 from onechip.cache.pages import PageTable, PoolShape, peak_pages
 from onechip.config import LayerKind
 from onechip.engine.buckets import Bucket, BucketTable, bucket_table
+from onechip.engine.grammar import RowMask
+from onechip.engine.grammar_compiler import GrammarCompiler
 from onechip.engine.loop import Engine
 from onechip.engine.pace import Pace
 from onechip.engine.runner import Pending
 from onechip.engine.scheduler import Scheduler
 from onechip.engine.sequence import Plan, PlanRow, RowResult, Sequence
-from onechip.request import EngineInfo, Event, Request, SamplingParams, TokenLogprobs
+from onechip.request import (
+    EngineInfo,
+    Event,
+    Grammar,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 VOCAB = 10_000
 Cell = tuple[LayerKind, int, int]  # pool, page, slot in the page
@@ -30,6 +43,14 @@ def next_token(request: Request, last: int, generated: int) -> int:
     while generated < request.sampling.min_tokens and token in request.stop_ids:
         token = (token + 1) % VOCAB
     return token
+
+
+def masked_token(request: Request, mask: RowMask, place: int) -> int:
+    """Random among the allowed, a stop id rather than not, as `tests.grammar_walk` draws."""
+    allowed = np.flatnonzero(np.unpackbits(mask.words.view(np.uint8), bitorder="little")).tolist()
+    draw = random.Random(f"{request.sampling.seed} {place}")
+    ends = [token for token in allowed if token in ENDINGS or token in request.stop_ids]
+    return draw.choice(ends if ends and draw.random() < 0.4 else allowed)
 
 
 def expected(request: Request) -> tuple[tuple[int, ...], str]:
@@ -88,6 +109,22 @@ class FakeRunner:
                 self._check_visible(row)
             if row.sample:
                 out.append(self._sample(row, ids[-1]))
+
+    def constrain(self, pending: Pending, masks: Mapping[int, RowMask]) -> Pending:
+        """Rows under a grammar take an allowed token that their seed and position choose."""
+        assert pending is self.flying[-1], "only the newest step is constrained"
+        made_by_row = [list(made) for made in pending.out]
+        for index, mask in masks.items():
+            row = pending.plan.rows[index]
+            sequence, slot = row.sequence, row.sequence.slot
+            assert row.sample and sequence.finish is None and slot is not None
+            assert row.known or row.start == len(sequence.tokens) - 1, "its tokens are committed"
+            place = row.start + row.count - sequence.prompt_len
+            token = self.last[slot] = masked_token(sequence.request, mask, place)
+            made_by_row[index] = [token]
+            self.made.setdefault(sequence, [])[place:] = [token]
+        self.flying[-1] = Pending(pending.plan, made_by_row)
+        return self.flying[-1]
 
     def collect(self, pending: Pending) -> list[RowResult]:
         assert self.flying.pop(0) is pending, "steps are collected in launch order"
@@ -225,7 +262,8 @@ def fake_engine(
     kv_tokens = full_pages * page_size
     info = EngineInfo(VOCAB, max_model_len, max_seqs, kv_tokens, "fake", "float32", 0.0, 0.0, 0.0)
     pace = FixedPace(steps)
-    return Engine(runner, scheduler, info, max_waiting=max_waiting, pace=pace)
+    grammars = GrammarCompiler(vocabulary, VOCAB, EOS)
+    return Engine(runner, scheduler, info, max_waiting=max_waiting, grammars=grammars, pace=pace)
 
 
 def request(
@@ -233,13 +271,14 @@ def request(
     prompt: int | Iterable[int],
     max_tokens: int,
     stop_ids: Iterable[int] = (),
+    grammar: Grammar | None = None,
     **sampling: Any,
 ) -> Request:
     """A request of prompt ids, or of a prompt of so many ids that ends in 100 + its length."""
     if isinstance(prompt, int):
         prompt = range(101, 101 + prompt)
     values = SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, "seed": 0, **sampling})
-    return Request(key, tuple(prompt), values, tuple(stop_ids))
+    return Request(key, tuple(prompt), values, tuple(stop_ids), grammar)
 
 
 @dataclass
@@ -252,6 +291,8 @@ class Outcome:
     finish: str | None = None
     stopped_by: int | None = None
     error_code: str | None = None
+    error: str | None = None
+    error_param: str | None = None
 
     def push(self, event: Event) -> None:
         assert self.finish is None, f"{event.request_id}: an event after the last one"
@@ -261,6 +302,7 @@ class Outcome:
         self.prompt = self.prompt or event.prompt_logprobs
         self.finish, self.stopped_by = event.finish, event.stopped_by
         self.error_code = event.error_code
+        self.error, self.error_param = event.error, event.error_param
 
 
 def gather(events: Iterable[Event]) -> dict[str, Outcome]:

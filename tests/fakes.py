@@ -67,6 +67,9 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.rows or self.waiting)
 
+    def idle(self) -> None:
+        pass
+
     def submit(self, request: Request) -> None:
         check_request(request, self.info)
         if len(self.waiting) >= self.max_waiting:

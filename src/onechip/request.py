@@ -5,7 +5,7 @@ Token ids only: the engine never sees text. Every accepted `Request` ends in exa
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -16,15 +16,64 @@ STEP_TOKEN_EDGES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 GREEDY_BELOW = 1e-4  # a temperature at or under this is greedy: dividing by it would overflow
 
 
+GrammarKind = Literal["json_schema", "regex", "choice", "lark", "calls"]
+ThoughtState = Literal["none", "may_open", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """What the text must be; exactly one of the first five. Names and meanings are vLLM's.
+
+    `json`: a JSON schema, as an object or as its text. `grammar`: Lark (llguidance's dialect) or GBNF. Between the
+    tokens of a JSON text up to 8 blanks are allowed, or what the regular expression `whitespace_pattern` matches, or
+    none with `disable_any_whitespace`.
+    """
+
+    json: str | bool | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a request's tokens must spell, for the engine to enforce; and when that begins.
+
+    `kind` says how to read `text`: a JSON schema, a regular expression, a JSON list of strings, or a Lark grammar with
+    the rule `start`. `calls` are Lark rules with the rule `calls` (tool calls, written with token ids), which may be
+    generated in place of the structure; of kind "calls" they are all there is and `text` is empty.
+
+    `thought`: "none": the structure starts with the first token; "open": the prompt ends inside a thought, which runs
+    until the token `closer`; "may_open": the first token is the structure's, or `opener`, and then the same. A thought
+    holds no control tokens, so it cannot end the answer either. `param` is the request's field, for error messages.
+    """
+
+    kind: GrammarKind
+    text: str
+    calls: str = ""
+    thought: ThoughtState = "none"
+    opener: int = -1
+    closer: int = -1
+    whitespace: str | None = None
+    param: str = "structured_outputs"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens; the names and meanings are OpenAI's and vLLM's.
 
-    Order: softcap, logit_bias, penalties, bans (allowed_token_ids, min_tokens), temperature, top_k, top_p, min_p.
+    Order: softcap, logit_bias, penalties, bans (allowed_token_ids, min_tokens, grammar), temperature, top_k, top_p,
+    min_p.
     presence and frequency penalties count generated tokens only, repetition_penalty prompt and generated.
     `logprobs` None: none; 0: of the chosen token; k: of the k best too. They are of the model's own distribution
     (after its softcap, before bias, penalties and temperature). `prompt_logprobs` likewise for the prompt.
     `stop` strings are found by the server (they are text); `n` choices are separate engine requests.
+
+    With `structured_outputs` a stop id is possible only where the structure may end. Where nothing may follow it, it
+    is the only choice left: min_tokens does not hold it back, and with ignore_eos the request ends there.
     """
 
     max_tokens: int | None = 16
@@ -47,6 +96,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +104,15 @@ class Request:
     """One sequence to generate. `stop_ids` already holds the model's own stop ids unless ignore_eos.
 
     `sampling.max_tokens` is a number here: len(prompt_ids) + max_tokens <= max_model_len was checked by the sender
-    and is checked again on arrival. `sampling.seed` is set: fresh entropy where the user gave none.
+    and is checked again on arrival. `sampling.seed` is set: fresh entropy where the user gave none. What the user
+    asked for as `sampling.structured_outputs` travels as `grammar`.
     """
 
     id: str
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     stop_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +143,7 @@ class Event:
     stopped_by: int | None = None
     error: str | None = None
     error_code: str | None = None
+    error_param: str | None = None
     queued_s: float | None = None
 
 

@@ -171,7 +171,7 @@ def load_tokenizer(checkpoint: Checkpoint, cache_dir: Path | None = None) -> Tok
     files = checkpoint.tokenizer_files()
     if files is None:
         return None
-    family = _family(checkpoint.config)
+    family = family_of(checkpoint.config)
     control = CONTROL.get(family, {})
     if isinstance(files, TokenizerFiles):
         source = str(files.path)
@@ -190,7 +190,7 @@ def load_tokenizer(checkpoint: Checkpoint, cache_dir: Path | None = None) -> Tok
     )
 
 
-def _family(config: Mapping[str, Any]) -> str:
+def family_of(config: Mapping[str, Any]) -> str:
     """ "gemma3" or "gemma4", or whatever else the config's model_type begins with."""
     return str(config.get("model_type", "")).partition("_")[0]
 

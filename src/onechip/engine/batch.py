@@ -23,6 +23,7 @@ ALLOWED = 16  # the slot's allowed-ids mask applies
 MIN_TOKENS = 32  # stop ids are banned until kv_len reaches min_len
 LOGPROBS = 64
 STOPS = 128  # within a launch of several steps the row ends at one of the launch's `stops`
+GRAMMAR = 256  # only `step.constrain` sees it: a mask limits what the row may choose from
 
 FROM_DEVICE = -1  # a token id the host does not know yet: take the slot's last one
 NO_TOKEN = -3  # pads `stops`
@@ -89,3 +90,24 @@ class BatchLayout:
             )
             start += size
         return fields
+
+    def row_fields(self, vector: np.ndarray) -> np.ndarray:
+        """A copy of the per-row part of a packed vector, int32 [ROW_FIELDS, R], for `unpack_rows`."""
+        shapes, rows = self.shapes, self.bucket.rows
+        before = list(shapes)[: list(shapes).index(_ROW_INTS[0])]
+        start = sum(int(np.prod(shapes[name])) for name in before)
+        return vector[start : start + ROW_FIELDS * rows].reshape(ROW_FIELDS, rows).copy()
+
+
+ROW_FIELDS = len(_ROW_INTS + _ROW_FLOATS)
+ROW_FLAGS = _ROW_INTS.index("flags")  # its place in `row_fields`
+
+
+def unpack_rows(block: Array) -> Mapping[str, Array]:
+    """The fields of `row_fields` as device arrays [R]."""
+    ints = dict(zip(_ROW_INTS, block, strict=False))
+    floats = {
+        name: lax.bitcast_convert_type(part, jnp.float32)
+        for name, part in zip(_ROW_FLOATS, block[len(_ROW_INTS) :], strict=True)
+    }
+    return {**ints, **floats}

@@ -7,8 +7,9 @@ read, and nothing is called ready before it has produced a token.
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ from typing import Any
 import jax
 
 from onechip.cache.pages import PageTable, peak_pages
+from onechip.chat.vocabulary import read_vocabulary
 from onechip.checkpoint.base import Checkpoint
 from onechip.checkpoint.source import default_cache_dir, open_checkpoint
 from onechip.config import DTypeName, EngineConfig, ModelConfig
 from onechip.engine.buckets import BucketTable, bucket_table
+from onechip.engine.grammar_compiler import GrammarCompiler
 from onechip.engine.loop import Engine, run_until_idle
 from onechip.engine.memory import MemoryPlan, device_memory, plan_memory
 from onechip.engine.pace import Pace
-from onechip.engine.programs import SERVING, Shapes
+from onechip.engine.programs import Shapes
 from onechip.engine.progress import Reporter
 from onechip.engine.runner import DeviceRunner
 from onechip.engine.scheduler import Scheduler
@@ -89,10 +92,12 @@ def build_from(
         page_size=config.page_size,
     )
     scheduler = Scheduler(pages, config.max_seqs, choices.table.chunk, choices.table.token_budget)
+    vocabulary = partial(read_vocabulary, checkpoint, default_cache_dir())
+    grammars = GrammarCompiler(vocabulary, spec.vocab_size, spec.eos_ids)
+    make = partial(Engine, runner, scheduler, max_waiting=config.max_waiting, grammars=grammars)
     if not config.precompile:
-        pace = Pace(choices.steps)
-        return Engine(runner, scheduler, info, max_waiting=config.max_waiting, pace=pace)
-    return _warm(runner, scheduler, info, config, choices.steps)
+        return make(info, pace=Pace(choices.steps))
+    return _warm(make, info, choices.steps)
 
 
 def choose(spec: ModelConfig, config: EngineConfig, device: Any) -> Choices:
@@ -160,7 +165,7 @@ def _load(
 
 def _compile(runner: DeviceRunner, report: Reporter) -> None:
     started, compiled, cached = time.monotonic(), compile_count(), cache_hits()
-    total, done = len(runner.table.buckets) + len(SERVING), count()
+    total, done = len(runner.programs.needed(runner.table)), count()
 
     def progress(what: str) -> None:
         if report.compiling is not None:
@@ -174,15 +179,9 @@ def _compile(runner: DeviceRunner, report: Reporter) -> None:
     log.info("%d programs in %.1f s, %d of them from the compile cache", compiled, seconds, cached)
 
 
-def _warm(
-    runner: DeviceRunner,
-    scheduler: Scheduler,
-    info: EngineInfo,
-    config: EngineConfig,
-    steps: int,
-) -> Engine:
+def _warm(make: Callable[..., Engine], info: EngineInfo, steps: int) -> Engine:
     """Generate one token through the whole path; compiles are counted from here on."""
-    engine = Engine(runner, scheduler, info, max_waiting=config.max_waiting)
+    engine = make(info)
     started = time.monotonic()
     sampling = SamplingParams(max_tokens=2, temperature=0.0, seed=0)
     engine.submit(Request("warm-up", (0,), sampling))
@@ -190,14 +189,7 @@ def _warm(
     ready = replace(info, first_token_seconds=time.monotonic() - started)
     log.info("first token after %.2f s", ready.first_token_seconds)
     before = compile_count()
-    return Engine(
-        runner,
-        scheduler,
-        ready,
-        max_waiting=config.max_waiting,
-        pace=Pace(steps),
-        compiles=lambda: compile_count() - before,
-    )
+    return make(ready, pace=Pace(steps), compiles=lambda: compile_count() - before)
 
 
 def _enable_compile_cache(config: EngineConfig) -> None:

@@ -137,6 +137,7 @@ def _join(a: Event, b: Event) -> Event:
         stopped_by=b.stopped_by,
         error=b.error,
         error_code=b.error_code,
+        error_param=b.error_param,
         queued_s=b.queued_s if a.queued_s is None else a.queued_s,
     )
 

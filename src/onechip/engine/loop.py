@@ -1,11 +1,14 @@
 """The engine's loop: it keeps one step running on the device while it plans the next and reads the last.
 
-    step():  plan n+1  ->  launch n+1  ->  wait for n  ->  commit n
+    step():  plan n+1  ->  launch n+1  ->  wait for n  ->  commit n  ->  constrain n+1
 
-1. `submit` checks a request and queues it; `abort` marks one. Neither touches the device.
+1. `submit` checks a request and queues it, under a grammar once that is compiled; `abort` marks one. Neither touches
+   the device.
 2. `scheduler.plan` picks rows and pages as if step n had already run (its tokens stay on the device).
 3. `runner.dispatch` launches the plan and returns at once.
 4. The oldest launched step is collected and committed: tokens appended, stops found, pages freed, events made.
+5. The rows of n+1 that are under a grammar now have their tokens: their masks are made while its forward pass runs,
+   and their sampling is launched behind it (`runner.constrain`). Steps without such rows know nothing of it.
 
 The cost of being a step ahead: a stop id is seen when the next step is already running, whose surplus token for that
 row is dropped here. A finished row's pages are free at once although that step still writes to them: steps run in
@@ -18,12 +21,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from onechip.engine.grammar import Dead, RowMask
+from onechip.engine.grammar_compiler import GrammarCompiler
 from onechip.engine.pace import Pace
 from onechip.engine.runner import Pending, Runner
 from onechip.engine.scheduler import Scheduler
 from onechip.engine.sequence import Plan, RowResult, Sequence
 from onechip.engine.validate import check_request
-from onechip.errors import InvalidRequest, NumericalError, Overloaded
+from onechip.errors import InvalidRequest, NumericalError, OnechipError, Overloaded
 from onechip.request import STEP_TOKEN_EDGES, EngineInfo, EngineStats, Event, Request
 
 
@@ -37,6 +42,7 @@ class Engine:
         info: EngineInfo,
         *,
         max_waiting: int,
+        grammars: GrammarCompiler | None = None,
         pace: Pace | None = None,
         compiles: Callable[[], int] = lambda: 0,
     ):
@@ -44,6 +50,7 @@ class Engine:
         self.scheduler = scheduler
         self.info = info
         self.max_waiting = max_waiting
+        self.grammars = grammars
         self.sequences: dict[str, Sequence] = {}
         self.flying: deque[Pending] = deque()
         self.ended: list[Event] = []
@@ -57,15 +64,24 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.sequences or self.flying or self.ended)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot or for their grammar."""
+        return len(self.scheduler.waiting) + len(self.grammars or ())
+
+    def idle(self) -> None:
+        """There has been nothing to do for a while: the moment for what a request would else wait for."""
+        if self.grammars is not None:
+            self.grammars.warm()
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest, ContextLengthExceeded or Overloaded; then nothing is kept."""
         check_request(request, self.info)
         if request.id in self.sequences:
             raise InvalidRequest(f"request id {request.id!r} is in use", param="id")
-        if len(self.scheduler.waiting) >= self.max_waiting:
+        if self.waiting >= self.max_waiting:
             raise Overloaded(
-                f"{len(self.scheduler.waiting)} requests wait already, the limit is "
-                f"{self.max_waiting}; retry later"
+                f"{self.waiting} requests wait already, the limit is {self.max_waiting}; retry later"
             )
         sequence = Sequence(request, list(request.prompt_ids))
         pages = self.scheduler.pages
@@ -76,7 +92,11 @@ class Engine:
                 param="max_tokens",
             )
         self.sequences[request.id] = sequence
-        self.scheduler.add(sequence)
+        if request.grammar is None:
+            self.scheduler.add(sequence)
+        else:
+            assert self.grammars is not None, "an engine that takes grammars can compile them"
+            self.grammars.start(sequence)
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step; its pages are free at once. Unknown and ended ids are ignored."""
@@ -86,6 +106,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Launch one step ahead, commit the oldest; returns its events. Blocks for the device, never for work."""
+        self._queue_compiled()
         self.scheduler.most_steps = self.pace.steps
         plan = self.scheduler.plan()
         if plan is not None:
@@ -93,6 +114,8 @@ class Engine:
             self._count(plan)
         if self.flying and (plan is None or len(self.flying) > 1):
             self._commit(self._collect())
+        if self.flying:
+            self._constrain(self.flying.pop())
         events, self.ended = self.ended, []
         return events
 
@@ -110,7 +133,7 @@ class Engine:
         pages = self.scheduler.pages
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=self.waiting,
             kv_usage=pages.usage,
             pages_total=pages.total,
             pages_free=pages.free,
@@ -150,11 +173,7 @@ class Engine:
             return
         sequence.in_flight -= result.row.made
         if result.tokens[-1] < 0:
-            error = NumericalError("the model's logits are not finite for this request")
-            self._end(
-                sequence,
-                Event(sequence.id, finish="error", error=error.message, error_code=error.code),
-            )
+            self._fail(sequence, NumericalError("the model's logits are not finite"))
             return
         first = len(sequence.tokens) == sequence.prompt_len
         sequence.tokens += result.tokens
@@ -167,6 +186,8 @@ class Engine:
         done = stopped or len(sequence.tokens) >= sequence.max_length
         if first:
             self.prompt_tokens += sequence.prompt_len
+        if sequence.grammar is not None and not done:
+            sequence.grammar.advance(last)
         prompt = tuple(sequence.prompt_logprobs) if first else ()
         event = Event(
             sequence.id,
@@ -180,6 +201,53 @@ class Engine:
             self.ended.append(event)
             return
         self._end(sequence, replace(event, finish="stop" if stopped else "length"))
+
+    def _queue_compiled(self) -> None:
+        if not self.grammars:
+            return
+        nothing_else = not (self.flying or self.scheduler.running or self.scheduler.waiting)
+        for sequence, outcome in self.grammars.ready(wait=nothing_else):
+            if sequence.finish is not None:
+                continue  # aborted meanwhile
+            if isinstance(outcome, InvalidRequest):
+                self._fail(sequence, outcome)
+            else:
+                sequence.grammar = outcome
+                self.scheduler.add(sequence)
+
+    def _constrain(self, pending: Pending) -> None:
+        """Mask the rows under a grammar of the step just launched; those with nothing left to say end instead."""
+        rows = {
+            index: row.sequence.grammar
+            for index, row in enumerate(pending.plan.rows)
+            if row.sample and row.sequence.grammar and row.sequence.finish is None
+        }
+        masks: dict[int, RowMask] = {}
+        if rows:
+            assert self.grammars is not None
+            for index, found in self.grammars.masks(rows).items():
+                if isinstance(found, Dead):
+                    self._end_dead(pending.plan.rows[index].sequence, found)
+                else:
+                    masks[index] = found
+        self.flying.append(self.runner.constrain(pending, masks) if masks else pending)
+
+    def _end_dead(self, sequence: Sequence, dead: Dead) -> None:
+        if dead.error is None:
+            self._end(sequence, Event(sequence.id, finish="stop"))
+        else:
+            param = sequence.request.grammar and sequence.request.grammar.param
+            self._fail(sequence, InvalidRequest(dead.error, param=param))
+
+    def _fail(self, sequence: Sequence, error: OnechipError) -> None:
+        failed = Event(
+            sequence.id,
+            finish="error",
+            error=error.message,
+            error_code=error.code,
+            error_param=error.param,
+        )
+        self._end(sequence, failed)
 
     def _end(self, sequence: Sequence, event: Event) -> None:
         assert sequence.finish is None and event.finish is not None

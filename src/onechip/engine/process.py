@@ -43,6 +43,7 @@ class EngineLike(Protocol):
 
     @property
     def has_work(self) -> bool: ...
+    def idle(self) -> None: ...
     def submit(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Event]: ...
@@ -145,6 +146,7 @@ class _Loop:
 
     def _drain(self) -> None:
         if not self.engine.has_work and not self.socket.poll(IDLE_POLL_MS):
+            self.engine.idle()
             return
         while self.socket.poll(0):
             self._handle(wire.decode_to_engine(self.socket.recv()))
@@ -166,7 +168,13 @@ class _Loop:
         try:
             self.engine.submit(request)
         except OnechipError as error:
-            end = Event(request.id, finish="error", error=error.message, error_code=error.code)
+            end = Event(
+                request.id,
+                finish="error",
+                error=error.message,
+                error_code=error.code,
+                error_param=error.param,
+            )
             self.refused.append(end)
         else:
             self.pending.add(request.id)

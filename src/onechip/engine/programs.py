@@ -5,7 +5,8 @@
 3. `Programs` holds the executables by name. `compile` makes all of them before the engine is ready; a program that a
    `BucketTable` does not list (offline scoring) is made when first used.
 
-A program is a bucket of the table or one of `HELPERS`. Knows neither requests nor where an executable came from.
+A program is a bucket of the table, a `Constrain` or one of `HELPERS`. Knows neither requests nor where an executable
+came from.
 """
 
 import os
@@ -21,19 +22,28 @@ import numpy as np
 
 from onechip.config import LayerKind, ModelConfig
 from onechip.engine import state as slots
-from onechip.engine.batch import BatchLayout
+from onechip.engine.batch import ROW_FIELDS, BatchLayout
 from onechip.engine.buckets import Bucket, BucketTable
-from onechip.engine.step import logits_block, step
+from onechip.engine.step import constrain, logits_block, step
 from onechip.kernels.attention import KV, storage_dtype
 from onechip.model.load import abstract_params
-from onechip.request import Request, SamplingParams
+from onechip.request import MAX_LOGPROBS, Request, SamplingParams
 
 LOGITS_ROWS = 32  # positions whose full logits exist at once: 32 x 262,144 float32 are 34 MB
 _COMPILERS = min(
     4, os.cpu_count() or 1
 )  # more would cost host memory: a large program takes gigabytes
 
-Program = Bucket | str
+
+@dataclass(frozen=True)
+class Constrain:
+    """The program that samples a launch of `rows` rows again under masks; `steps` of the launch's program."""
+
+    rows: int
+    steps: int
+
+
+Program = Bucket | Constrain | str
 HELPERS = ("admit", "logits")
 SERVING = ("admit",)  # what a server needs beside its buckets
 
@@ -64,6 +74,9 @@ class Shapes:
         """Most decode steps one launch of the bucket's program may take."""
         return self.steps if bucket.decode else 1
 
+    def constrain_of(self, bucket: Bucket) -> Constrain:
+        return Constrain(bucket.rows, self.steps_of(bucket))
+
     def caches(self, make: Callable[[tuple[int, ...], Any], Any]) -> tuple[KV, ...]:
         """K/V pools of every owning layer, each array made by `make(shape, dtype)`."""
         dtype = storage_dtype(self.kv_dtype, self.platform)
@@ -75,9 +88,11 @@ class Shapes:
 
 
 def name_of(program: Program) -> str:
-    """A file name and a table's first column: `decode-8x8`, `mixed-512x4`, `score-512x4`, `admit`."""
+    """A file name and a table's first column: `decode-8x8`, `mixed-512x4`, `score-512x4`, `constrain-8x1`, `admit`."""
     if isinstance(program, str):
         return program
+    if isinstance(program, Constrain):
+        return f"constrain-{program.rows}x{program.steps}"
     kind = "score" if program.score else "decode" if program.decode else "mixed"
     return f"{kind}-{program.tokens}x{program.rows}"
 
@@ -89,6 +104,8 @@ def abstract_arguments(shapes: Shapes, program: Program) -> tuple[Any, ...]:
     if program == "admit":
         rows = slots.slot_rows(Request("", (0,), SamplingParams()), config.vocab_size)
         return state, jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: rows)
+    if isinstance(program, Constrain):
+        return (state, *_abstract_sampled(program, config.vocab_size))
     params = abstract_params(config, shapes.dtype)
     if program == "logits":
         return params, jax.ShapeDtypeStruct((LOGITS_ROWS, config.hidden_size), jnp.float32)
@@ -97,10 +114,25 @@ def abstract_arguments(shapes: Shapes, program: Program) -> tuple[Any, ...]:
     return params, shapes.caches(jax.ShapeDtypeStruct), state, vector
 
 
+def _abstract_sampled(program: Constrain, vocab: int) -> tuple[Any, ...]:
+    """Arguments of `step.constrain` after the slots."""
+    rows, array = program.rows, jax.ShapeDtypeStruct
+    best = (rows, MAX_LOGPROBS)
+    return (
+        array((rows, vocab), jnp.float32),
+        array((program.steps, rows), jnp.int32),
+        (array((rows,), jnp.float32), array(best, jnp.int32), array(best, jnp.float32)),
+        array((ROW_FIELDS, rows), jnp.int32),
+        array((rows, -(-vocab // 32)), jnp.uint32),
+    )
+
+
 def function_of(shapes: Shapes, program: Program) -> tuple[Callable[..., Any], tuple[int, ...]]:
     """(the function to jit, the arguments it donates)."""
     if program == "admit":
         return slots.admit, (0,)
+    if isinstance(program, Constrain):
+        return partial(constrain), (0,)
     if program == "logits":
         return partial(logits_block, config=shapes.config, platform=shapes.platform), ()
     assert isinstance(program, Bucket)
@@ -146,10 +178,10 @@ class Programs:
                 if progress is not None:
                     progress(name_of(program))
 
-    @staticmethod
-    def needed(table: BucketTable) -> list[Program]:
+    def needed(self, table: BucketTable) -> list[Program]:
         """What a server with this table runs, smallest first."""
-        return [*SERVING, *table.buckets]
+        masked = {self.shapes.constrain_of(bucket) for bucket in table.buckets}
+        return [*SERVING, *table.buckets, *sorted(masked, key=lambda one: one.rows)]
 
     def lower(self, program: Program) -> Any:
         return lower(self.shapes, program, self.sharding)

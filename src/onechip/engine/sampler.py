@@ -1,7 +1,8 @@
 """From logits to tokens, on the device, each row by its own parameters and by nothing else.
 
-Order: (softcap, in the model) logit bias, penalties, bans, then temperature, top-k, top-p, min-p, one draw. Everything
-beyond the plain argmax sits behind a conditional on what the step's rows ask for: a greedy batch pays for none of it.
+Order: (softcap, in the model) logit bias, penalties, bans, grammar, then temperature, top-k, top-p, min-p, one draw.
+Everything beyond the plain argmax sits behind a conditional on what the step's rows ask for: a greedy batch pays for
+none of it.
 
 A draw is the inverse of the kept tokens' cumulative distribution at u = uniform(fold_in(key(seed), position)): a row's
 draw depends on its seed, position and logits, never on its batch mates or its place. Most filters are settled by the
@@ -29,12 +30,18 @@ _NEVER = -jnp.inf
 Rows = Mapping[str, Array]  # per-row fields of `engine.batch`
 
 
-def sample(logits: Array, rows: Rows, state: SlotState) -> Array:
-    """int32 [R]: each row's next token, or -1 where its logits are not finite. logits float32 [R, V]."""
+def sample(logits: Array, rows: Rows, state: SlotState, masks: Array | None = None) -> Array:
+    """int32 [R]: each row's next token, or -1 where its logits are not finite. logits float32 [R, V].
+
+    `masks` uint32 [R, ceil(V / 32)]: what the rows flagged GRAMMAR may choose from, at least one token each.
+    """
     adjusting = flag.PENALTIES | flag.BIAS | flag.ALLOWED | flag.MIN_TOKENS
     adjusted: Array = lax.cond(
         _any(rows, adjusting), lambda: _adjust(logits, rows, state), lambda: logits
     )
+    if masks is not None:
+        allowed = _unpack_bits(masks, logits.shape[1])
+        adjusted = jnp.where(_has(rows, flag.GRAMMAR) & ~allowed, _NEVER, adjusted)
     greedy = _argmax(adjusted)
     token = lax.cond(
         _any(rows, flag.DRAW), lambda: _draw_rows(adjusted, rows, greedy), lambda: greedy
@@ -164,7 +171,9 @@ def _draw_from_candidates(scaled: Array, rows: Rows, uniform: Array) -> tuple[Ar
     # Else the first token left out by top-p or min-p must be among the candidates; and a nucleus of the top k with more
     # of them than there are candidates is a share of a mass that they do not tell.
     known = (k <= 0) | (rows["top_p"][:, None] >= 1)
-    left_out = (before[:, -1:] >= nucleus) | (weight[:, -1:] < rows["min_p"][:, None])
+    # A weight of nothing is past the last possible token, as under a grammar that leaves few: all are candidates.
+    last = weight[:, -1:]
+    left_out = (before[:, -1:] >= nucleus) | (last < rows["min_p"][:, None]) | (last == 0)
     settled = (counted | (known & left_out))[:, 0] | (ids.shape[1] == scaled.shape[1])
     at = _invert(jnp.cumsum(kept, -1), uniform)
     return jnp.take_along_axis(ids, at[:, None], axis=-1)[:, 0].astype(jnp.int32), settled

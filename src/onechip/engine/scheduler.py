@@ -7,7 +7,7 @@
    front to be computed again. The oldest can always go on, so somebody always finishes.
 
 A launch may take several decode steps (`most_steps`), but only while nobody waits and no row needs the host after each
-token (stop strings, log probabilities, stop ids of its own). Pages for all of them are held beforehand.
+token (stop strings, log probabilities, a grammar, stop ids of its own). Pages for all of them are held beforehand.
 
 A plan changes the scheduler's books as if the step had run: planning is one step ahead of the device, and a decode
 row's token may still be unknown. A stop id is therefore seen a step late and the surplus token dropped at commit.
@@ -177,4 +177,5 @@ def needs_host(request: Request) -> bool:
     """Whether the host must see each token of the request before the next is worth making."""
     sampling = request.sampling
     many = len(request.stop_ids) > LAUNCH_STOPS
-    return many or bool(sampling.stop) or sampling.logprobs is not None
+    watched = bool(sampling.stop) or sampling.logprobs is not None
+    return many or watched or request.grammar is not None

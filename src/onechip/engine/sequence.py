@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from onechip.engine.grammar import RowGrammar
 from onechip.request import FinishReason, Request, TokenLogprobs
 
 LAUNCH_STOPS = 16  # stop ids that a launch of several steps can know
@@ -22,6 +23,7 @@ class Sequence:
     computed: int = 0
     in_flight: int = 0
     finish: FinishReason | None = None
+    grammar: RowGrammar | None = None
     submitted_at: float = field(default_factory=time.monotonic)
     queued_s: float | None = None  # until its first place in a step; a preempted one keeps it
     prompt_logprobs: list[TokenLogprobs | None] = field(init=False)

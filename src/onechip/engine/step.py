@@ -6,6 +6,10 @@ ids never visit the host on their way to the next step.
 
 A decode program repeats this up to `steps` times in one launch, each time with the tokens just made. A row that meets
 one of the launch's stop ids, or has made what it may, writes nothing more; when all have, the launch ends.
+
+Rows under a grammar are sampled a second time, by `constrain`, a small program of its own that is launched behind the
+step when their masks are there. A mask needs the row's last token, which the host has only once the step before has
+ended; this way the forward pass is long under way by then, and the masks are made beside it.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +23,7 @@ from jax.tree_util import register_dataclass
 
 from onechip.config import LayerKind, ModelConfig
 from onechip.engine import batch as flag
-from onechip.engine.batch import BatchLayout
+from onechip.engine.batch import BatchLayout, unpack_rows
 from onechip.engine.sampler import log_probabilities, sample
 from onechip.engine.state import SlotState, count_tokens
 from onechip.kernels.attention import KV, Ragged
@@ -40,13 +44,15 @@ class StepOut:
     """token [K, R] int32, one row for each step of the launch (-1: logits not finite; SKIPPED).
 
     `chosen` are the scores of the last step's tokens, zeros unless a row asked. In score programs `prompt` holds those
-    of every position's `target` and `hidden` [T, D] the states; else both are empty.
+    of every position's `target` and `hidden` [T, D] the states; else both are empty. `logits` float32 [R, V] of the
+    last step stay on the device, for `constrain`.
     """
 
     token: Array
     chosen: Scores
     prompt: Scores
     hidden: Array
+    logits: Array
 
 
 def step(
@@ -98,10 +104,8 @@ def _once(
     token = sample(logits, fields, state)
     wanted = jnp.any(fields["flags"] & flag.LOGPROBS != 0)
     chosen = log_probabilities(logits, token, wanted)
-    spare = state.last_token.shape[0] - 1
-    keep = jnp.where(fields["flags"] & flag.SAMPLE != 0, fields["slot"], spare)
-    state = replace(state, last_token=state.last_token.at[keep].set(jnp.maximum(token, 0)))
-    return caches, state, StepOut(token[None], chosen, prompt, every)
+    state = _keep(state, token, fields["flags"] & flag.SAMPLE != 0, fields["slot"])
+    return caches, state, StepOut(token[None], chosen, prompt, every, logits)
 
 
 def _several(
@@ -116,18 +120,44 @@ def _several(
         return (index < fields["steps"]) & jnp.any(active)
 
     def one(carry: Any) -> Any:
-        index, active, tokens, _, caches, state = carry
+        index, active, tokens, _, _, caches, state = carry
         caches, state, out = once(caches, state, _advanced(fields, index, active))
         token = out.token[0]
         tokens = tokens.at[index].set(jnp.where(active, token, SKIPPED))
         stopped = heeds & (token[:, None] == fields["stops"]).any(1)
         active &= ~stopped & (token >= 0) & (index + 1 < fields["left"])
-        return index + 1, active, tokens, out.chosen, caches, state
+        return index + 1, active, tokens, out.chosen, out.logits, caches, state
 
     tokens = jnp.full((most, rows), SKIPPED, jnp.int32)
-    start = (jnp.int32(0), fields["q_len"] > 0, tokens, _no_scores(rows), caches, state)
-    _, _, tokens, chosen, caches, state = lax.while_loop(unfinished, one, start)
-    return caches, state, StepOut(tokens, chosen, _no_scores(0), jnp.zeros((0, 0)))
+    none = (_no_scores(rows), jnp.zeros((rows, state.counts.shape[1]), jnp.float32))
+    start = (jnp.int32(0), fields["q_len"] > 0, tokens, *none, caches, state)
+    _, _, tokens, chosen, logits, caches, state = lax.while_loop(unfinished, one, start)
+    return caches, state, StepOut(tokens, chosen, _no_scores(0), jnp.zeros((0, 0)), logits)
+
+
+def constrain(
+    state: SlotState, logits: Array, token: Array, chosen: Scores, block: Array, masks: Array
+) -> tuple[SlotState, Array, Scores]:
+    """Sample the rows flagged GRAMMAR again, under their masks (see `sampler.sample`); the others stay as they are.
+
+    `token` [K, R] and `chosen` are those of a launch of one step; `block`: its `BatchLayout.row_fields`, with the flags
+    for this second time.
+    """
+    rows = unpack_rows(block)
+    masked = rows["flags"] & flag.GRAMMAR != 0
+    new = jnp.where(masked, sample(logits, rows, state, masks), token[0])
+    scores = log_probabilities(logits, new, jnp.any(rows["flags"] & flag.LOGPROBS != 0))
+    logprob, ids, best = (
+        jnp.where(masked if a.ndim == 1 else masked[:, None], a, b)
+        for a, b in zip(scores, chosen, strict=True)
+    )
+    return _keep(state, new, masked, rows["slot"]), token.at[0].set(new), (logprob, ids, best)
+
+
+def _keep(state: SlotState, token: Array, wanted: Array, slot: Array) -> SlotState:
+    """Sampled tokens into their slots, for the next step; those not `wanted` go to the spare one."""
+    keep = jnp.where(wanted, slot, state.last_token.shape[0] - 1)
+    return replace(state, last_token=state.last_token.at[keep].set(jnp.maximum(token, 0)))
 
 
 def _advanced(fields: Fields, index: Array, active: Array) -> Fields:

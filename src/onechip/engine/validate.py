@@ -8,9 +8,12 @@ Choices made where OpenAI and vLLM differ or are silent:
 - top_k 0 and -1 both mean off, and so does any top_k of the vocabulary's size or more.
 - seed 0 to 2^63 - 1; a negative one is refused. Choice 0 of n draws with the seed itself, choice i with one mixed
   from (seed, i), so n=1 and the first of n=3 agree.
+- structured_outputs says one thing (json, regex, choice, grammar or json_object), as in vLLM; `grammar_of` makes it the
+  engine's `Grammar`, which the engine compiles: only there an unusable schema or expression is found.
 - prompt + max_tokens beyond the context is refused, never clamped; max_tokens None runs to the end of the context.
 """
 
+import json
 import math
 import secrets
 from collections.abc import Collection, Iterable, Sequence
@@ -22,14 +25,25 @@ from onechip.request import (
     MAX_LOGPROBS,
     MAX_STOP_IDS,
     EngineInfo,
+    Grammar,
+    GrammarKind,
     Request,
     SamplingParams,
+    StructuredOutputsParams,
 )
 
 MAX_STOP_STRINGS = 16
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
+MAX_GRAMMAR_CHARS = 1 << 18
 
+_WISHES: dict[str, GrammarKind] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "lark",
+    "json_object": "json_schema",
+}
 _FLOATS = (  # name, lowest, highest, whether the lowest itself is allowed
     ("temperature", 0.0, 2.0, True),
     ("top_p", 0.0, 1.0, False),
@@ -67,6 +81,49 @@ def check(params: SamplingParams, *, vocab_size: int) -> None:
                 param="allowed_token_ids",
             )
         check_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
+    if params.structured_outputs is not None:
+        check_grammar(grammar_of(params.structured_outputs))
+
+
+def grammar_of(wanted: StructuredOutputsParams, param: str = "structured_outputs") -> Grammar:
+    """The grammar of a user's wish, without a thought before it. Raises InvalidRequest for none or two wishes."""
+    given = {
+        name: value for name in _WISHES if (value := getattr(wanted, name)) not in (None, False)
+    }
+    if isinstance(wanted.json, bool):
+        given["json"] = wanted.json
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"{param} names {', '.join(given) or 'nothing'}: give exactly one of {', '.join(_WISHES)}",
+            param=param,
+        )
+    ((name, value),) = given.items()
+    blanks = "" if wanted.disable_any_whitespace else wanted.whitespace_pattern
+    kind = _WISHES[name]
+    if name == "json_object":
+        value = {"type": "object"}
+    if name == "choice" and not all(isinstance(one, str) for one in value):
+        raise InvalidRequest(f"{param}: choice must be a list of strings", param=param)
+    if name == "choice" and not value:
+        raise InvalidRequest(f"{param}: choice is empty: nothing could be said", param=param)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return Grammar(kind, text, whitespace=blanks, param=param)
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Raise InvalidRequest for a grammar too long to compile or that cannot be sent."""
+    size = len(grammar.text) + len(grammar.calls) + len(grammar.whitespace or "")
+    if size > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(
+            f"{grammar.param} has {size} characters, the limit is {MAX_GRAMMAR_CHARS}; make it shorter",
+            param=grammar.param,
+        )
+    try:
+        (grammar.text + grammar.calls + (grammar.whitespace or "")).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{grammar.param} is no Unicode text: {error}", param=grammar.param
+        ) from error
 
 
 def check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
@@ -100,11 +157,12 @@ def prepare(
     *,
     prompt_param: str = "prompt",
     refused: Collection[int] = (),
+    grammar: Grammar | None = None,
 ) -> tuple[Request, ...]:
     """The n engine requests of one prompt, checked and complete: ids `{request_id}-{choice}`.
 
-    `eos_ids` are the model's own stop ids; `refused` the ids a text prompt may not hold. Raises InvalidRequest or
-    ContextLengthExceeded.
+    `eos_ids` are the model's own stop ids; `refused` the ids a text prompt may not hold; `grammar` takes the place of
+    `params.structured_outputs`. Raises InvalidRequest or ContextLengthExceeded.
     """
     check(params, vocab_size=info.vocab_size)
     check_prompt(prompt_ids, vocab_size=info.vocab_size, param=prompt_param, refused=refused)
@@ -113,15 +171,17 @@ def prepare(
     stop_ids = stop_ids_of(params, eos_ids)
     _check_something_is_left(params, stop_ids)
     top_k = 0 if params.top_k == -1 or params.top_k >= info.vocab_size else params.top_k
+    if grammar is None and params.structured_outputs is not None:
+        grammar = grammar_of(params.structured_outputs)
     ids = tuple(prompt_ids)
+    one = replace(params, max_tokens=max_tokens, top_k=top_k, n=1, structured_outputs=None)
     return tuple(
         Request(
             id=f"{request_id}-{choice}",
             prompt_ids=ids,
-            sampling=replace(
-                params, max_tokens=max_tokens, seed=derive_seed(seed, choice), top_k=top_k, n=1
-            ),
+            sampling=replace(one, seed=derive_seed(seed, choice)),
             stop_ids=stop_ids,
+            grammar=grammar,
         )
         for choice in range(params.n)
     )
@@ -135,6 +195,8 @@ def check_request(request: Request, info: EngineInfo) -> None:
     if len(request.stop_ids) > MAX_STOP_IDS:
         raise _bad("stop_token_ids", len(request.stop_ids), f"at most {MAX_STOP_IDS} stop ids")
     _check_something_is_left(request.sampling, request.stop_ids)
+    if request.grammar is not None:
+        check_grammar(request.grammar)
     fit_context(len(request.prompt_ids), request.sampling, info.max_model_len, "prompt")
 
 

@@ -251,4 +251,5 @@ def error_of(event: Event) -> OnechipError:
     if event.finish == "abort":
         return EngineDead(event.error or "the request was aborted", code=event.error_code)
     kind = ERRORS.get(event.error_code, OnechipError)
-    return kind(event.error or "the engine failed this request", code=event.error_code)
+    message = event.error or "the engine failed this request"
+    return kind(message, param=event.error_param, code=event.error_code)
