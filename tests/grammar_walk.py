@@ -1,9 +1,13 @@
 """A model that draws at random from the masks: what a grammar really lets through, thousands of tokens a second."""
 
+import json
 import random
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from tests.tiny_model import write_tiny
 
 from onechip.chat.vocabulary import Vocabulary
 from onechip.engine.grammar import Dead, RowGrammar
@@ -97,3 +101,49 @@ def text_of(tokens: Iterable[int]) -> str:
 def tokens_of(text: str) -> list[int]:
     """One byte piece a byte; control pieces are not spelled."""
     return [FIRST_BYTE + byte for byte in text.encode()]
+
+
+def document() -> dict[str, Any]:
+    """The vocabulary as a tokenizer.json: what a tiny checkpoint needs to be served under grammars.
+
+    Its text is spelled with single characters and the merged pieces that two others make; the rest is never encoded.
+    """
+    names = {index: f"<unused{index}>" for index in range(SIZE)} | CONTROL | {3: "<unk>"}
+    names |= {FIRST_BYTE + byte: f"<0x{byte:02X}>" for byte in range(256)}
+    names |= {i: text.replace(" ", "\u2581") for i, text in enumerate(MERGED, FIRST_BYTE + 256)}
+    special = [
+        i for i, name in names.items() if name.startswith("<") and not name.startswith("<0x")
+    ]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": names[i], **flags, "special": True} for i in special],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {name: i for i, name in names.items()},
+            "merges": [],
+        },
+    }
+
+
+def write_checkpoint(folder: Path, **changes: Any) -> str:
+    """A tiny Gemma 4 with this vocabulary, for `random_weights=True`."""
+    write_tiny(
+        folder, vocab_size=SIZE, vocab_size_per_layer_input=SIZE, eos_token_id=list(EOS), **changes
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(document()))
+    return str(folder)

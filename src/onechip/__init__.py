@@ -1,6 +1,6 @@
 """onechip: Gemma on one chip. `from onechip import LLM, SamplingParams` is the offline API; `onechip serve` the server.
 
-The two names are imported on first use, so that client-side commands never load jax.
+The names are imported on first use, so that client-side commands never load jax.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onechip.llm import LLM as LLM
     from onechip.request import SamplingParams as SamplingParams
+    from onechip.request import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from onechip.request import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputsParams":
+        from onechip.request import StructuredOutputsParams
+
+        return StructuredOutputsParams
     raise AttributeError(f"module 'onechip' has no attribute {name!r}")

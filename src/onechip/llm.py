@@ -178,7 +178,9 @@ class _Answer:
         """Take an event; True when a stop string has ended the text and the engine need not go on."""
         if event.finish == "error":
             raise OnechipError(
-                event.error or "the engine failed the request", code=event.error_code
+                event.error or "the engine failed the request",
+                param=event.error_param,
+                code=event.error_code,
             )
         if self.finish is not None:
             return False  # tokens after a stop string, or the end of the abort it caused

@@ -180,8 +180,8 @@ class Programs:
 
     def needed(self, table: BucketTable) -> list[Program]:
         """What a server with this table runs, smallest first."""
-        masked = {self.shapes.constrain_of(bucket) for bucket in table.buckets}
-        return [*SERVING, *table.buckets, *sorted(masked, key=lambda one: one.rows)]
+        masked = dict.fromkeys(self.shapes.constrain_of(bucket) for bucket in table.buckets)
+        return [*SERVING, *table.buckets, *masked]
 
     def lower(self, program: Program) -> Any:
         return lower(self.shapes, program, self.sharding)
