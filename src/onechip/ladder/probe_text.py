@@ -5,6 +5,7 @@ import base64
 import random
 import struct
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from onechip.ladder.client import Client
@@ -20,6 +21,7 @@ from onechip.ladder.probes import (
     once,
     refusal_or_error,
 )
+from onechip.ladder.prompts import negotiate
 from onechip.ladder.stream import Answer
 
 LONG_RUN = 512  # tokens of the greedy identity probes
@@ -52,11 +54,11 @@ def probes() -> list[Probe]:
         Probe("greedy", f"same text {REPEATS} at once, {LONG_RUN} tokens", _at_once),
         *(Probe("context", f"recall in {size} tokens", _recall_of(size)) for size in RECALL_SIZES),
         once("pictures", "colour of one", [user([_picture(220, 20, 20), _question("What colour is it? One word.")])],
-             contains("red"), max_tokens=256, chat_template_kwargs={"enable_thinking": False}),
+             contains("red"), max_tokens=256),
         once("pictures", "two in order",
              [user([_picture(20, 20, 220), _picture(20, 160, 20),
                     _question("Which colours have the first and the second picture? Two words, in order.")])],
-             _in_order("blue", "green"), max_tokens=256, chat_template_kwargs={"enable_thinking": False}),
+             _in_order("blue", "green"), max_tokens=256),
     ]  # fmt: skip
 
 
@@ -77,22 +79,26 @@ def _plain(answer: Answer) -> str | None:
     )
 
 
-async def _long(client: Client) -> Answer:
-    return await client.chat(
-        [user("Write a long story about a lighthouse keeper who finds a letter.")],
-        temperature=0,
-        max_tokens=LONG_RUN,
-        ignore_eos=True,
-    )
+async def _long(client: Client, fields: Mapping[str, Any]) -> Answer:
+    story = [user("Write a long story about a lighthouse keeper who finds a letter.")]
+    return await client.chat(story, temperature=0, max_tokens=LONG_RUN, **fields)
+
+
+async def _no_end(client: Client) -> Mapping[str, Any]:
+    """`ignore_eos` where the server takes it; elsewhere the story ends where it ends."""
+    return (await negotiate(client, "chat", {"ignore_eos": True}))[0]
 
 
 async def _repeated(client: Client, max_model_len: int | None) -> Finding:
-    return identical([await _long(client) for _ in range(REPEATS)])
+    fields = await _no_end(client)
+    return identical([await _long(client, fields) for _ in range(REPEATS)])
 
 
 async def _at_once(client: Client, max_model_len: int | None) -> Finding:
-    alone = await _long(client)
-    return identical([alone, *await asyncio.gather(*(_long(client) for _ in range(REPEATS)))])
+    fields = await _no_end(client)
+    alone = await _long(client, fields)
+    together = await asyncio.gather(*(_long(client, fields) for _ in range(REPEATS)))
+    return identical([alone, *together])
 
 
 def identical(answers: list[Answer]) -> Finding:
