@@ -26,9 +26,10 @@ import sys
 from onechip.config import EngineConfig, ServerConfig
 from onechip.errors import StartupError
 from onechip.server.main import serve
-model, port, fake = sys.argv[1:]
+model, port, fake, log_format = sys.argv[1:]
+config = ServerConfig(port=int(port), log_format=log_format)
 try:
-    status = serve(model, EngineConfig(random_weights=True), ServerConfig(port=int(port)), (sys.executable, fake))
+    status = serve(model, EngineConfig(random_weights=True), config, (sys.executable, fake))
 except StartupError as error:
     print("refused:", error.message, file=sys.stderr)
     status = 2
@@ -71,7 +72,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(model: Path | str, tmp_path: Path, port: int | None = None) -> Iterator[Serving]:
+def serving(
+    model: Path | str, tmp_path: Path, port: int | None = None, log_format: str = "text"
+) -> Iterator[Serving]:
     port = port or free_port()
     errors = tmp_path / "stderr"
     argv = [
@@ -81,6 +84,7 @@ def serving(model: Path | str, tmp_path: Path, port: int | None = None) -> Itera
         str(model),
         str(port),
         str(TESTS / "fake_engine_process.py"),
+        log_format,
     ]
     with errors.open("w") as stderr:
         process = subprocess.Popen(argv, stderr=stderr, text=True)
@@ -159,3 +163,20 @@ def test_a_port_in_use_is_known_before_anything_is_loaded(tmp_path: Path):
         with serving("nonexistent", tmp_path, port) as server:
             assert server.process.wait(30) == 2
             assert f"cannot listen on 127.0.0.1:{port}" in server.errors.read_text()
+
+
+def test_json_logs_are_one_object_a_line_from_both_processes(tmp_path: Path):
+    model = checkpoint(tmp_path / "break:3")
+    with serving(model, tmp_path, log_format="json") as server:
+        until(lambda: healthy(server), 30)
+        body = {"model": str(model), "prompt": "The fox", "max_tokens": 50, "ignore_eos": True}
+        error(server.http.post("/v1/completions", json=body), 503)
+        assert server.process.wait(10) == 1
+        lines = [json.loads(line) for line in server.errors.read_text().splitlines()]
+    assert {"onechip.server", "onechip.access", "onechip.engine"} <= {x["logger"] for x in lines}
+    (ready,) = [line for line in lines if line.get("event") == "ready"]
+    assert ready["message"].startswith("ready: http://127.0.0.1:")
+    (broke,) = [line for line in lines if line["logger"] == "onechip.engine"]
+    assert "told to break" in broke["exception"]
+    (served,) = [line for line in lines if line["logger"] == "onechip.access"]
+    assert (served["status"], served["error"]) == (503, "engine_failed")

@@ -4,7 +4,7 @@
    a fresh id, which every answer carries back, errors included.
 2. The generating routes fill in what they learn (model, tokens, why each choice ended).
 3. When the answer has been sent, or its client has gone, the Record becomes a log line and, where traces are exported,
-   a span. Probes that succeed (health, metrics) are not worth a line.
+   a span. Probes (health, metrics) are not worth a line, whether the answer is yes or not yet.
 
 It knows no route's shapes, and the log no prompt and no text: they belong to the client.
 """
@@ -84,7 +84,7 @@ class Tracing(Protocol):
 
 
 class Journal:
-    """The outermost ASGI layer. `quiet`: paths whose successes are not logged."""
+    """The outermost ASGI layer. `quiet`: the paths of probes."""
 
     def __init__(
         self, app: ASGIApp, quiet: Collection[str], tracing: Tracing | None, *, access_log: bool
@@ -115,7 +115,8 @@ class Journal:
 
     def _close(self, record: Record) -> None:
         record.seconds = time.monotonic() - record.began
-        if self._access_log and not (record.path in self._quiet and record.status < 400):
+        probe = record.path in self._quiet and record.status in (200, 503)
+        if self._access_log and not probe:
             log.info("%s", describe(record), extra={"fields": record.fields()})
         if self._tracing is not None and record.operation is not None:
             self._tracing.span(record)
