@@ -185,9 +185,10 @@ def test_gemma4_layout(messages: list[Any], text: str):
     ],
 )
 def test_gemma3_refuses_with_the_templates_message(messages: list[Any]):
-    with pytest.raises(InvalidRequest, match=r"the chat template refused: \w+") as caught:
+    last = len(messages) - 1
+    with pytest.raises(InvalidRequest, match=rf"refused messages\[{last}\]: \w+") as caught:
         chosen().encode(messages)
-    assert caught.value.param == "messages"
+    assert caught.value.param == f"messages[{last}]"
 
 
 CONTROLS = [
@@ -296,12 +297,12 @@ def test_the_sandbox_has_what_published_templates_use():
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{{ {'a': 'é<b>', 'n': [1, none, true]} | tojson }}{{ strftime_now('%Y') | length }}{% endfor %}"
     )
-    assert chosen(source=source).render([HI, HI]) == '{"a": "é<b>", "n": [1, null, true]}4'
+    assert chosen(source=source).render([HI, HI]) == '<bos>{"a": "é<b>", "n": [1, null, true]}4'
 
 
 def test_variables_reach_the_template_but_reserved_names_do_not():
     template = chosen(source="{{ tone }}{{ bos_token }}")
-    assert template.render([HI], variables={"tone": "calm"}) == "calm<bos>"
+    assert template.render([HI], variables={"tone": "calm"}) == "<bos>calm<bos>"
     for name in ("messages", "tools", "bos_token", "add_generation_prompt", "chat_template"):
         with pytest.raises(InvalidRequest, match=name):
             template.encode([HI], variables={name: "x"})
@@ -325,11 +326,12 @@ def test_content_that_is_not_text_is_refused_by_name(content: Any, named: str):
     assert (caught.value.param or "").startswith("messages[0].content")
 
 
-def test_tools_are_refused_by_name():
-    with pytest.raises(InvalidRequest, match="not supported yet"):
-        chosen("gemma4").encode([HI, message("tool", "x")])
-    with pytest.raises(InvalidRequest, match="not supported yet"):
-        chosen("gemma4").encode([HI, {"role": "assistant", "content": None, "tool_calls": [{}]}])
+def test_a_template_without_tools_or_thinking_refuses_them():
+    with pytest.raises(InvalidRequest, match="declares no tools"):
+        chosen().encode([HI], tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(InvalidRequest, match="has no thinking"):
+        chosen().encode([HI], variables={"enable_thinking": True})
+    assert chosen().encode([HI], variables={"enable_thinking": False}) == chosen().encode([HI])
 
 
 @pytest.mark.demo

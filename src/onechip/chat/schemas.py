@@ -87,11 +87,11 @@ class Types:
             target = schema.get("$ref")
             if not isinstance(target, str):
                 break
-            schema = _mapping(_pointer(self._root, target))
+            schema = _mapping(pointer(self._root, target))
         return schema
 
 
-def _pointer(root: Schema, target: str) -> Any:
+def pointer(root: Schema, target: str) -> Any:
     """What a local reference (`#/$defs/A`) names; None for any other."""
     found: Any = root if target.startswith("#") else None
     for step in target.removeprefix("#").split("/")[1:]:
@@ -124,10 +124,10 @@ def _declared(schema: Schema) -> Iterable[str]:
     if isinstance(declared, list):
         return [name for name in cast(list[Any], declared) if isinstance(name, str)]
     values = [*_items(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
-    return [_type_name(value) for value in values]
+    return [type_name(value) for value in values]
 
 
-def _type_name(value: Any) -> str:
+def type_name(value: Any) -> str:
     if value is None:
         return "null"
     for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number")):
