@@ -49,6 +49,7 @@ class Reader:
     def push(self, ids: Sequence[int]) -> None:
         """Take one id, or several that are `uniform`."""
         parser, before = self._parser, self._parser.thinking
+        said = len(parser.parts)
         control = self._reading.controls.get(ids[0]) if ids else None
         if control is None:
             parser.text(self._detokenizer.push(ids))
@@ -58,6 +59,8 @@ class Reader:
         self._tokens += len(ids)
         if before or parser.thinking:
             self.reasoning_tokens += len(ids)
+        elif any(isinstance(part, Recall) for part in parser.parts[said:]):
+            self.reasoning_tokens = self._tokens
 
     def end(self, *, stopped: bool) -> None:
         self._parser.text(self._detokenizer.flush())
@@ -75,6 +78,4 @@ class Reader:
 
     def take(self) -> tuple[Part, ...]:
         parts, self._parser.parts = self._parser.parts, []
-        if any(isinstance(part, Recall) for part in parts):
-            self.reasoning_tokens = self._tokens
         return merged(parts)

@@ -1,9 +1,10 @@
 """The application: which path is served by what, behind which checks.
 
-Routes: POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /tokenize,
-/detokenize; GET and DELETE /v1/responses/{id}; GET /v1/responses/{id}/input_items, /v1/models, /v1/models/{id},
-/health, /health/live, /health/ready, /ping, /metrics, /version. With API keys every path needs one except OPEN_PATHS
-and preflights. From the outside in: the journal (request ids, log, traces), CORS, API keys, the routes.
+Routes: POST /v1/chat/completions, /v1/chat/completions/render, /v1/completions, /v1/responses, /v1/messages,
+/v1/messages/count_tokens, /tokenize, /detokenize; GET and DELETE /v1/responses/{id}; GET
+/v1/responses/{id}/input_items, /v1/models, /v1/models/{id}, /health, /health/live, /health/ready, /ping, /metrics,
+/version. With API keys every path needs one except OPEN_PATHS and preflights. From the outside in: the journal (request
+ids, log, traces), CORS, API keys, the routes.
 """
 
 import time
@@ -33,7 +34,14 @@ from onechip.server.http import RETRY_AFTER_S, ApiKeys, json_response, on_error,
 from onechip.server.journal import Journal, Tracing
 from onechip.server.metrics import Metrics
 from onechip.server.responses_store import ResponseStore
-from onechip.server.routes import PLACEHOLDERS, Service, chat_completions, completions
+from onechip.server.routes import (
+    PLACEHOLDERS,
+    Service,
+    chat_completions,
+    completions,
+    render_chat,
+)
+from onechip.server.tooling import declared_tools
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/metrics")
 
@@ -108,6 +116,7 @@ def _routes(service: Service) -> list[Route]:
     store = ResponseStore(limits.stored_responses, limits.stored_responses_bytes)
     table: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", chat_completions),
+        ("POST", "/v1/chat/completions/render", render_chat),
         ("POST", "/v1/completions", completions),
         ("POST", "/v1/messages", messages.messages),
         ("POST", "/v1/messages/count_tokens", messages.count_tokens),
@@ -141,8 +150,10 @@ async def tokenize(service: Service, request: Request) -> Response:
     if body.messages is not None:
         ids = service.encode_chat(
             body.messages,
-            body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
+            tools=declared_tools(body.tools),
+            variables=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+            continue_final_message=body.continue_final_message,
         )
     else:
         ids = service.encode_text(body.prompt or "", add_special_tokens=body.add_special_tokens)

@@ -14,7 +14,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from onechip.chat.controls import Control, prompt_end
-from onechip.chat.reading import Reading
 from onechip.chat.template import ChatTemplate
 from onechip.chat.tokenizer import Tokenizer
 from onechip.config import ServerConfig
@@ -24,10 +23,11 @@ from onechip.request import EngineInfo, SamplingParams
 from onechip.server import schema
 from onechip.server.answer import Chunks, Shape, StreamedAnswer, WholeAnswer, Writer
 from onechip.server.generation import Choice, EngineClient, Generation
-from onechip.server.http import read_json
+from onechip.server.http import json_response, read_json
 from onechip.server.journal import record_of
 from onechip.server.metrics import Metrics
 from onechip.server.shapes import ChatShape, CompletionShape
+from onechip.server.tooling import template_variables, tool_use
 
 T = TypeVar("T")
 
@@ -97,22 +97,14 @@ class Service:
         starts = ids[:1] == [self.tokenizer.bos_id]
         return ids if starts or not add_special_tokens else [self.tokenizer.bos_id, *ids]
 
-    def encode_chat(
-        self,
-        messages: Sequence[schema.Message],
-        variables: Mapping[str, Any] | None,
-        *,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[schema.Message], **options: Any) -> list[int]:
+        """The prompt of a conversation; `options` are `ChatTemplate.encode`'s."""
         if self.template is None:
             raise InvalidRequest(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
         plain = [message.model_dump(exclude_none=True) for message in messages]
-        _check_thinking(variables or {})
-        return self.template.encode(
-            plain, add_generation_prompt=add_generation_prompt, variables=variables
-        )
+        return self.template.encode(plain, **options)
 
 
 async def chat_generation(
@@ -121,10 +113,13 @@ async def chat_generation(
     """The generation of a chat, whatever dialect it was asked in. `size`: bytes of the request."""
     service.check_model(body.model)
     params = schema.chat_sampling(body, service.defaults)
+    use = tool_use(body)
+    if use.choice in ("required", "named"):
+        raise InvalidRequest(f"tool_choice {use.choice} is not supported yet", param="tool_choice")
     info = service.ready_info()
     ids = await chat_prompt(service, body, size)
     requests = prepare(name, ids, params, info, service.eos_ids, prompt_param="messages")
-    reading = Reading(service.controls, prompt_end(ids, service.controls))
+    reading = use.reading(service.controls, ids)
     choices = [
         Choice(i, request, service.tokenizer, reading=reading) for i, request in enumerate(requests)
     ]
@@ -133,16 +128,57 @@ async def chat_generation(
 
 async def chat_prompt(service: Service, body: schema.ChatBody, size: int) -> list[int]:
     """The ids that a chat's prompt becomes. `size`: bytes of the request."""
-    return await _aside(size, lambda: service.encode_chat(body.messages, body.chat_template_kwargs))
+    continued = bool(body.continue_final_message)
+    generate = not continued if body.add_generation_prompt is None else body.add_generation_prompt
+    tools, variables = tool_use(body).tools, template_variables(body)
+    return await _aside(
+        size,
+        lambda: service.encode_chat(
+            body.messages,
+            tools=tools,
+            variables=variables,
+            add_generation_prompt=generate,
+            continue_final_message=continued,
+        ),
+    )
+
+
+async def render_chat(service: Service, http: HttpRequest) -> Response:
+    """The prompt of a chat request, as text and ids; nothing is generated."""
+    raw = await read_json(http, service.config.max_body_bytes)
+    return await _rendered(service, schema.parse(schema.ChatBody, raw), len(raw))
+
+
+async def _rendered(service: Service, body: schema.ChatBody, size: int) -> Response:
+    service.check_model(body.model)
+    ids = await chat_prompt(service, body, size)
+    assert service.template is not None
+    return json_response(
+        {
+            "object": "chat.completion.prompt",
+            "model": body.model,
+            "prompt": service.tokenizer.decode(ids, skip_special=False),
+            "prompt_token_ids": ids,
+            "prompt_ends_in": prompt_end(ids, service.controls),
+            "template": {"origin": service.template.origin, "sha256": service.template.sha256},
+        }
+    )
 
 
 async def chat_completions(service: Service, http: HttpRequest) -> Response:
     raw = await read_json(http, service.config.max_body_bytes)
     body = schema.parse(schema.ChatBody, raw)
+    if body.prompt_only:
+        return await _rendered(service, body, len(raw))
     name = f"chatcmpl-{uuid.uuid4().hex}"
     generation = await chat_generation(service, http, body, len(raw), name)
-    wanted = body.prompt_logprobs is not None
-    shape = ChatShape(name, body.model, service.tokenizer, prompt_logprobs=wanted)
+    shape = ChatShape(
+        name,
+        body.model,
+        service.tokenizer,
+        prompt_logprobs=body.prompt_logprobs is not None,
+        include_reasoning=body.include_reasoning is not False,
+    )
     return _answer(service, body, generation, shape)
 
 
@@ -219,15 +255,6 @@ def _prompts(service: Service, body: schema.CompletionBody) -> list[tuple[Sequen
 def _ids(prompt: Any) -> list[int]:
     assert isinstance(prompt, list)
     return prompt  # pyright: ignore[reportUnknownVariableType]
-
-
-def _check_thinking(variables: Mapping[str, Any]) -> None:
-    """Thinking needs its output parsed, which this server does not do yet; the switch must at least be a boolean."""
-    for name in ("enable_thinking", "preserve_thinking"):
-        if not isinstance(variables.get(name, False), bool):
-            raise InvalidRequest(f"{name} must be true or false", param="chat_template_kwargs")
-    if variables.get("enable_thinking"):
-        raise InvalidRequest("enable_thinking is not supported yet", param="chat_template_kwargs")
 
 
 def _answer(

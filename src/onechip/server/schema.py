@@ -8,7 +8,7 @@ It knows no token ids and no engine; ranges are `engine.validate`'s.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -113,7 +113,7 @@ class Message(Strict):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     function_call: None = None
     audio: None = None
@@ -124,6 +124,28 @@ class ResponseFormat(BaseModel):
     type: str
 
 
+class Function(Strict):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    response: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatBody(Sampling):
     messages: list[Message]
     max_completion_tokens: int | None = None
@@ -131,8 +153,13 @@ class ChatBody(Sampling):
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    prompt_only: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
 
@@ -151,7 +178,9 @@ class TokenizeBody(Strict):
     messages: list[Message] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     return_token_strs: bool = False
+    tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -178,8 +207,6 @@ def as_chat_body(fields: Mapping[str, Any]) -> ChatBody:
 
 def chat_sampling(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Checks the chat-only fields and fills the sampling parameters; max_completion_tokens outranks max_tokens."""
-    if body.tools or body.tool_choice not in (None, "none", "auto"):
-        raise InvalidRequest("tools are not supported yet", param="tools")
     if body.response_format is not None and body.response_format.type != "text":
         kind = body.response_format.type
         raise InvalidRequest(
