@@ -175,15 +175,16 @@ def summary(
 ) -> Eval:
     """The totals; an eval is ok when every question has an answer."""
     known = {question.id for question in task.questions}
-    figures = totals([item for item in items if item.id in known])
+    asked = [item for item in items if item.id in known]
+    figures = totals(asked)
     figures |= {"wall_s": round(wall_s, 3), "concurrency": float(concurrency)}
-    missing = len(task.questions) - int(figures["n"])
-    status: CellStatus = "failed" if reason or missing or figures["errors"] else "ok"
-    if figures["errors"]:
-        reason = reason or f"{int(figures['errors'])} requests failed; --resume asks them again"
-    if missing:
-        reason = f"{reason}; {missing} of {len(task.questions)} questions were not asked"
-    figures |= {"questions": float(len(task.questions))}
+    figures |= {"questions": float(len(known))}
+    errors = [item.error.message for item in asked if item.error is not None]
+    if errors and not reason:
+        reason = f"{len(errors)} requests failed ({errors[0]}); --resume asks them again"
+    if missing := len(known) - len(asked):
+        reason = f"{reason}; {missing} of {len(known)} questions were not asked"
+    status: CellStatus = "failed" if reason else "ok"
     return Eval(
         task=task.name, status=status, settings=dict(task.settings), figures=figures, reason=reason
     )
