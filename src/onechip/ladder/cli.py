@@ -159,11 +159,62 @@ def bench_sweep(
     return measured(*_server(url, **server), lambda run: sweep.measure(run, settings))
 
 
+RecordPath = Annotated[Path, typer.Argument(metavar="RECORD", help="A record, or its .partial.")]
+Seed = Annotated[int, typer.Option(help="Of the bootstrap.")]
+
+
+def compare_records(
+    ours: RecordPath,
+    theirs: RecordPath,
+    seed: Seed = 0,
+    resamples: Annotated[int, typer.Option(help="Bootstrap resamples.", min=100)] = 2000,
+    flips: Annotated[
+        bool, typer.Option("--flips", help="List the questions that flipped.")
+    ] = False,
+) -> int:
+    """Say what the difference between two records of the same work is worth."""
+    from onechip.ladder import compare, journal, tables
+
+    found = compare.compare(
+        journal.load(ours), journal.load(theirs), seed=seed, resamples=resamples
+    )
+    if found.cells:
+        typer.echo(tables.aligned(compare.rows_of_cells(found)))
+    if found.evals:
+        typer.echo(tables.aligned(compare.rows_of_evals(found)))
+    for each in found.evals if flips else ():
+        typer.echo(f"{each.task} won: {' '.join(each.won) or '-'}")
+        typer.echo(f"{each.task} lost: {' '.join(each.lost) or '-'}")
+    if found.texts:
+        typer.echo(f"equal texts: {found.texts['equal']} of {found.texts['prompts']}")
+    for line in found.skipped:
+        typer.echo(f"not compared: {line}", err=True)
+    return 0
+
+
+def report_records(
+    records: Annotated[
+        list[Path], typer.Argument(metavar="RECORD...", help="The first is held against.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("report"),
+    draw: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw PNG and SVG.")] = True,
+) -> int:
+    """Write a report of one or more records: Markdown, one HTML page and plots."""
+    from onechip.ladder import journal, report
+
+    made = report.make([journal.load(path) for path in records], draw=draw)
+    for path in report.write(made, out):
+        typer.echo(path)
+    return 0
+
+
 def mount(app: typer.Typer) -> None:
     """Add the ladder's commands to the command line."""
     from onechip.ladder.eval_cli import evals, ladder
 
     app.add_typer(bench, name="bench")
+    app.command("compare")(compare_records)
+    app.command("report")(report_records)
     app.add_typer(evals, name="eval")
     app.add_typer(ladder, name="ladder")
 
