@@ -3,8 +3,8 @@
 Routes: POST /v1/chat/completions, /v1/chat/completions/render, /v1/completions, /v1/responses, /v1/messages,
 /v1/messages/count_tokens, /tokenize, /detokenize; GET and DELETE /v1/responses/{id}; GET
 /v1/responses/{id}/input_items, /v1/models, /v1/models/{id}, /health, /health/live, /health/ready, /ping, /metrics,
-/version. With API keys every path needs one except OPEN_PATHS and preflights. From the outside in: the journal (request
-ids, log, traces), CORS, API keys, the routes.
+/version, and the web page (`server.web`) at /. With API keys every path needs one except OPEN_PATHS, the page's and
+preflights. From the outside in: the journal (request ids, log, traces), CORS, API keys, the routes.
 """
 
 import time
@@ -42,6 +42,7 @@ from onechip.server.routes import (
     render_chat,
 )
 from onechip.server.tooling import declared_tools
+from onechip.server.web import STATUS_PATH, page_files, page_routes
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/metrics")
 
@@ -82,7 +83,7 @@ def create_app(
         exception_handlers=dict.fromkeys(kinds, on_error),
     )
     app.router.redirect_slashes = False  # //v1/models is not /v1/models
-    return Journal(app, OPEN_PATHS, tracing, access_log=config.access_log)
+    return Journal(app, (*OPEN_PATHS, STATUS_PATH), tracing, access_log=config.access_log)
 
 
 def _middleware(config: ServerConfig) -> list[Middleware]:
@@ -98,7 +99,8 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
             )
         )
     if config.api_keys:
-        layers.append(Middleware(ApiKeys, keys=config.api_keys, open_paths=OPEN_PATHS))
+        open_paths = (*OPEN_PATHS, STATUS_PATH, *(file.path for file in page_files()))
+        layers.append(Middleware(ApiKeys, keys=config.api_keys, open_paths=open_paths))
     return layers
 
 
@@ -135,9 +137,10 @@ def _routes(service: Service) -> list[Route]:
         ("GET", "/metrics", metrics),
         ("GET", "/version", version),
     ]
-    return [
+    api = [
         Route(path, partial(handler, service), methods=[method]) for method, path, handler in table
     ]
+    return [*api, *page_routes(service)]
 
 
 async def tokenize(service: Service, request: Request) -> Response:
