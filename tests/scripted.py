@@ -56,8 +56,10 @@ def calls(*named: tuple[str, dict[str, Any]], before: Sequence[Delta] = ()) -> A
     for index, (name, arguments) in enumerate(named):
         head = {"index": index, "id": f"call_{index}", "type": "function"}
         deltas.append({"tool_calls": [{**head, "function": {"name": name, "arguments": ""}}]})
-        for piece in pieces(json.dumps(arguments), 5):
-            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        deltas += [
+            {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+            for piece in pieces(json.dumps(arguments), 5)
+        ]
     return Answer(deltas, finish="tool_calls")
 
 
@@ -82,6 +84,7 @@ class Scripted:
     left: int = 0  # clients that went before the end
     key: str | None = None
     alive: bool = True
+    draining: bool = False
     info: EngineInfo | None = INFO
     stats: EngineStats = field(default_factory=EngineStats)
     authorizations: list[str | None] = field(default_factory=list)

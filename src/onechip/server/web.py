@@ -79,12 +79,13 @@ def _sender(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def page_status(service: Service, _: Request) -> Response:
-    """What the page's header shows. `state`: ready, starting (it will be), or gone (it will not)."""
+    """What the page's header shows. `state`: ready, starting (it will be), draining or gone (it will not be again)."""
     engine = service.engine
     info, stats = engine.info, engine.stats
-    up = "ready" if engine.alive else "starting" if info is None else "gone"
+    up = "draining" if engine.draining else "ready"
+    down = "starting" if info is None else "gone"
     body: dict[str, Any] = {
-        "state": up,
+        "state": up if engine.alive else down,
         "model": service.model_names[0],
         "version": __version__,
         "chat": service.template is not None,

@@ -50,7 +50,7 @@ function add(message) {
 }
 
 function answerView(answer) {
-  return new AnswerView(answer, { again, results, settings: (param) => settings.open(param ?? "key") });
+  return new AnswerView(answer, { again, results, settings: (param) => settings.open(param ?? "key"), known: (param) => settings.has(param) });
 }
 
 function truncate(length) {

@@ -114,14 +114,23 @@ export class Settings {
       else this.#panel.show();
       document.documentElement.classList.add("settings-open");
     }
-    const root = param?.split(/[.[]/)[0];
-    const field = this.#fields[PLACES[root] ?? root];
+    const field = this.#field(param);
     if (field) {
       field.focus();
       field.scrollIntoView({ block: "center" });
     } else {
       this.#panel.querySelector("[autofocus]").focus();
     }
+  }
+
+  /** Whether there is a field for what a refusal speaks of. */
+  has(param) {
+    return Boolean(this.#field(param));
+  }
+
+  #field(param) {
+    const root = param?.split(/[.[]/)[0];
+    return this.#fields[PLACES[root] ?? root];
   }
 
   close() {

@@ -5,10 +5,11 @@ import { byId } from "./dom.js";
 
 const IDLE_MS = 5000;
 const BUSY_MS = 1000;
-const WORDS = { ready: "ready", starting: "loading", gone: "stopped", unreachable: "offline" };
+const WORDS = { ready: "ready", starting: "loading", gone: "stopped", draining: "stopping", unreachable: "offline" };
 const NOTICES = {
   starting: "The model is loading. You can type meanwhile; sending works as soon as it is ready.",
   gone: "The engine has stopped and will not come back by itself. See the server's log and start it again.",
+  draining: "The server is shutting down: it finishes what runs and takes nothing new.",
   unreachable: "The server cannot be reached. Is onechip still running? This page keeps trying.",
 };
 
@@ -50,6 +51,7 @@ function draw(status, note) {
   if (state !== "ready") return;
   byId("running").textContent = status.running;
   byId("waiting").textContent = status.waiting;
+  byId("waiting").parentNode.dataset.zero = String(!status.waiting);
   const percent = Math.round(status.kv_usage * 100);
   byId("kv-text").textContent = `${percent}%`;
   byId("kv-fill").style.setProperty("--used", `${Math.max(percent, status.kv_usage > 0 ? 2 : 0)}%`);

@@ -13,7 +13,7 @@ export function userView(message, edit) {
 
 /**
  * A model's answer. `actions`: again() makes it anew, results(texts) answers its calls, settings(param) opens the
- * settings where a refused field is.
+ * settings where a refused field is, if known(param).
  */
 export class AnswerView {
   #answer;
@@ -51,7 +51,7 @@ export class AnswerView {
     if (reasoning.length > this.#thought.length) stream.append(reasoning.slice(this.#thought.length));
     this.#thought.length = reasoning.length;
     const end = stats.thought ?? stats.last;
-    const time = stats.first === null ? "" : ` for ${seconds(end - stats.first)}`;
+    const time = stats.first === null || end - stats.first < 50 ? "" : ` for ${seconds(end - stats.first)}`;
     label.textContent = thinking ? "Thinking" : `Thought${time}`;
     this.#thought.details.classList.toggle("live", thinking);
   }
@@ -111,7 +111,7 @@ export class AnswerView {
     const { title, remedy } = advice(failure);
     const detail = failure.kind === "unreachable" ? null : el("p.detail", {}, failure.message);
     const buttons = [el("button.button", { type: "button", on: { click: () => this.#actions.again() } }, "Try again")];
-    if (failure.kind === "key" || failure.kind === "invalid") {
+    if (failure.kind === "key" || this.#actions.known(failure.param)) {
       buttons.push(el("button.button.ghost", { type: "button", on: { click: () => this.#actions.settings(failure.param) } }, "Open settings"));
     }
     return el("div.failed", { role: "alert" }, icon("alert"), el("div", {}, el("h4", {}, title), detail, el("p", {}, remedy), el("div.buttons", {}, ...buttons)));
