@@ -19,7 +19,7 @@ from typer.exceptions import Abort, TyperException
 
 from onechip import __version__
 from onechip.config import DTypeName, EngineConfig, ServerConfig
-from onechip.errors import OnechipError, StartupError
+from onechip.errors import ConfigError, OnechipError, StartupError
 from onechip.ladder.cli import mount as mount_ladder
 
 Config = TypeVar("Config", EngineConfig, ServerConfig)
@@ -98,6 +98,10 @@ FLAGS = {
         default="none",
     ),
 }
+
+CHAT_DEFAULTS = {
+    "max_seqs": 1
+}  # one person talks: programs for more sequences would only cost time to start
 
 app = typer.Typer(
     name="onechip",
@@ -248,6 +252,57 @@ def inspect(
     else:
         inspection.show(found)
     return 0
+
+
+@app.command()
+@with_flags(EngineConfig, **CHAT_DEFAULTS)
+def chat(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]", help="Serve this model meanwhile, with the engine flags."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Talk to this server.", show_default="http://127.0.0.1:8000"),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--model", help="Which of the server's models.", show_default="its first"),
+    ] = None,
+    system: Annotated[str, typer.Option(help="System prompt.", show_default=False)] = "",
+    thinking: Annotated[bool, typer.Option("--thinking", help="Let the model think.")] = False,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key of the server.", envvar="ONECHIP_API_KEY")
+    ] = None,
+    **flags: Any,
+) -> int:
+    """Talk to a model in the terminal, or answer one message from a pipe."""
+    from onechip.terminal.main import chat as talk
+
+    if model is not None and url is not None:
+        raise ConfigError("give MODEL or --url, not both; --model names a model of the server")
+    engine = serve_arguments(flags)
+    if model is None and engine:
+        raise ConfigError(f"{engine[0]} is for a MODEL served here, not for a running server")
+    keys = (api_key or "").split()
+    return talk(model, engine, url, name, system, keys[0] if keys else None, thinking=thinking)
+
+
+def serve_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """The engine flags that differ from those of `chat`, as `serve` takes them."""
+    found: list[str] = []
+    for field in fields(EngineConfig):
+        value, name = (
+            flags[field.name],
+            FLAGS[field.name].name or "--" + field.name.replace("_", "-"),
+        )
+        if value == CHAT_DEFAULTS.get(field.name, field.default):
+            continue
+        on, _, off = name.partition("/")
+        found += [on if value else off] if isinstance(value, bool) else [on, str(value)]
+    return found
 
 
 mount_ladder(app)

@@ -8,7 +8,6 @@
 Exit status: 0 left, 1 the answer failed (pipe), 130 left with Ctrl-C.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -164,8 +163,3 @@ def _reader(history: Path | None) -> Callable[[str], str]:
         return line
 
     return read
-
-
-def screen_for(*, quiet: bool, color: bool) -> Screen:
-    """A screen on stdout; styled where it is a terminal and the user has not said otherwise."""
-    return Screen(sys.stdout, color=color and sys.stdout.isatty(), quiet=quiet)

@@ -1,5 +1,4 @@
-"""An OpenAI-compatible server over HTTP, as a terminal needs it: one streamed answer at a time, nothing but the standard
-library.
+"""An OpenAI-compatible server over HTTP, as a terminal needs it: one streamed answer at a time, by the stdlib.
 
 Owns addresses, headers and the reading of server-sent events. A request ends early when its iterator is closed: the
 connection goes, which is how a server learns that nobody reads the answer. What fails is a `ChatFailure` that says what
@@ -90,7 +89,7 @@ def stream_chat(server: Server, body: dict[str, Any]) -> Generator[Chunk]:
 @contextmanager
 def _request(
     server: Server, method: str, path: str, body: dict[str, Any] | None = None
-) -> Iterator[http.client.HTTPResponse]:
+) -> Generator[http.client.HTTPResponse]:
     headers = {"Accept": "application/json, text/event-stream"}
     if body is not None:
         headers["Content-Type"] = "application/json"
@@ -100,7 +99,9 @@ def _request(
     with closing(_connection(parts.scheme, parts.netloc)) as connection:
         try:
             connection.connect()
-            connection.sock.settimeout(None)  # a first token may take minutes; Ctrl-C is always there
+            connection.sock.settimeout(
+                None
+            )  # a first token may take minutes; Ctrl-C is always there
             payload = None if body is None else json.dumps(body).encode()
             connection.request(method, parts.path + path, payload, headers)
             response = connection.getresponse()

@@ -1,7 +1,8 @@
 """A server of one's own: `onechip chat MODEL` starts `onechip serve MODEL` on a free port, and ends it afterwards.
 
-The server is a process like any other user's, so the chat imports no jax and is the same in both cases. It has a session
-of its own: Ctrl-C stops an answer, not the engine. Its stderr is ours, which shows how loading goes and what is wrong.
+The server is a process like any other user's, so the chat imports no jax and is the same in both cases. It has a
+session of its own: Ctrl-C stops an answer, not the engine. Its stderr is ours, which shows how loading goes and what is
+wrong.
 """
 
 import http.client
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -18,6 +19,7 @@ from typing import NoReturn
 from onechip.terminal.client import Server
 
 HOST = "127.0.0.1"
+SERVE = (sys.executable, "-m", "onechip.cli", "serve")
 POLL_S = 0.1
 STOP_S = 30.0
 
@@ -31,13 +33,17 @@ class ServerEnded(Exception):
 
 
 @contextmanager
-def local_server(model: str, arguments: Sequence[str]) -> Iterator[Server]:
+def local_server(
+    model: str, arguments: Sequence[str], command: Sequence[str] = SERVE
+) -> Generator[Server]:
     """Serve `model` while the block runs. Raises ServerEnded if it cannot be served."""
     port = _free_port()
-    command = [sys.executable, "-m", "onechip.cli", "serve", model]
     options = ["--host", HOST, "--port", str(port), "--no-access-log", *arguments]
     process = subprocess.Popen(
-        [*command, *options], stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True
+        [*command, model, *options],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        start_new_session=True,
     )
     try:
         with _ended_by_signals():
@@ -81,7 +87,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _ended_by_signals() -> Generator[None]:
     """SIGTERM and SIGHUP (a closed terminal) unwind, so that the server does not outlive the chat."""
 
     def leave(number: int, _: FrameType | None) -> NoReturn:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import TextIO
 
 # C0 and C1 without tab and newline, and the marks that turn the direction of text.
-UNSAFE = {
-    code: None
-    for code in (*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
+UNSAFE = dict.fromkeys(
+    (*range(9), *range(11, 32), *range(127, 160), *range(8234, 8239), *range(8294, 8298))
+)
 DIM, BOLD, RED, RESET = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 

@@ -1,4 +1,4 @@
-"""A conversation and its settings, as data: what was said, what is sent, how it is saved. It prints and asks nothing."""
+"""A conversation and its settings, as data: what was said, what is sent, how it is saved. It prints nothing."""
 
 import json
 from dataclasses import dataclass, field
@@ -131,7 +131,11 @@ def _messages(found: Any) -> list[dict[str, str]] | None:
     if not isinstance(listed, list):
         return None
     for message in listed:
-        if not isinstance(message, dict) or message.get("role") not in ("system", "user", "assistant"):
+        if not isinstance(message, dict) or message.get("role") not in (
+            "system",
+            "user",
+            "assistant",
+        ):
             return None
         if not isinstance(message.get("content"), str):
             return None
