@@ -117,6 +117,9 @@ class Desk:
             self.page.click("#open-settings")
         return self.page.get_by_label(label, exact=True)
 
+    def press(self, name: str) -> None:
+        self.page.get_by_role("button", name=name).click()
+
     def check(self) -> None:
         assert [error for error in self.errors if not re.search(self.expected, error)] == []
 
@@ -254,7 +257,7 @@ class TestOverTheRealServer:
             for stream in streams:
                 stream.close()
             held.join()
-            d.page.click("text=Try again")
+            d.press("Try again")
             expect(d.answer.locator(".prose")).not_to_be_empty()
             expect(d.page.locator(".failed")).to_have_count(0)
             d.page.keyboard.press("Escape")
@@ -270,7 +273,7 @@ class TestOverTheRealServer:
             d.page.fill("[type=password]", "secret")
             d.page.press("[type=password]", "Tab")
             expect(d.page.locator("#notice")).to_be_hidden()
-            d.page.click("text=Try again")
+            d.press("Try again")
             expect(d.done()).to_contain_text("In.")
 
     def test_queue_and_cache_use_are_shown(self, desk: Any):
@@ -318,7 +321,7 @@ class TestOverTheRealServer:
             failed = d.done().locator(".failed")
             expect(failed.locator("h4")).to_have_text("The server refused the request")
             expect(failed.locator(".detail")).to_contain_text("temperature")
-            d.page.click("text=Open settings")
+            d.press("Open settings")
             expect(d.setting("Temperature")).to_be_focused()
 
 
@@ -336,7 +339,7 @@ class TestThinkingAndTools:
     pytestmark = browser_test
 
     def test_thinking_is_asked_for_and_folded(self, desk: Any):
-        with scripted(thought("Let me *see*.", "Done.", pause=0.02)) as server:
+        with scripted(thought("Let me *see* what it is.", "Done.", pause=0.1)) as server:
             d = desk(server.url)
             d.page.click("#thinking")
             d.ask("hi")
@@ -372,7 +375,7 @@ class TestThinkingAndTools:
             expect(d.page.get_by_label("Result of lookup")).to_be_focused()
             d.page.get_by_label("Result of lookup").fill("24")
             d.page.get_by_label("Result of by_id").fill("x")
-            d.page.click("text=Send results")
+            d.press("Send results")
             expect(d.done()).to_contain_text("24 degrees.")
             assert server.bodies[0]["tools"][0]["function"]["name"] == "get_weather"
             _, answer, *results = server.bodies[1]["messages"]
@@ -441,7 +444,7 @@ class TestThinkingAndTools:
             d.page.get_by_text("Insert an example").last.click()
             d.ask("hi")
             expect(d.done().locator(".detail")).to_have_text("uniqueItems cannot be enforced")
-            d.page.click("text=Open settings")
+            d.press("Open settings")
             expect(d.setting("Schema")).to_be_focused()
 
     @pytest.mark.parametrize(
@@ -464,7 +467,7 @@ class TestThinkingAndTools:
             d.ask("hi")
             expect(d.done().locator(".failed h4")).to_have_text(title)
             expect(d.page.locator("#announce")).to_have_text("The answer failed.")
-            d.page.click("text=Try again")
+            d.press("Try again")
             expect(d.done()).to_contain_text("Back.")
             assert server.bodies[-1]["messages"] == [{"role": "user", "content": "hi"}]
 

@@ -222,9 +222,11 @@ function section(title, about, ...children) {
 }
 
 function labelled(label, input, { quiet = false, checked = false, title = null }) {
-  const name = el(quiet ? "span.sr" : "span", {}, label);
-  const problem = checked ? el("small.problem", { role: "status" }) : null;
-  return el("div.field", { title }, el("label", {}, name, input, problem));
+  const id = `setting-${label.toLowerCase().replace(/\W+/g, "-")}`;
+  input.id = id;
+  const problem = checked ? el("small.problem", { role: "status", id: `${id}-problem` }) : null;
+  if (problem) input.setAttribute("aria-describedby", problem.id);
+  return el("div.field", { title }, el(quiet ? "label.sr" : "label", { for: id }, label), input, problem);
 }
 
 function parsed(text) {
