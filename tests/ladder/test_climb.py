@@ -82,6 +82,9 @@ def test_every_arm_has_its_turn_and_its_record(tmp_path: Path):
             4096,
         )
         assert found.evals[0].figures["right"] == 12
+        assert found.memory is not None
+        assert found.memory.host_rss_gib is not None
+        assert 0.001 < found.memory.host_rss_gib < 1
         assert found.startup is not None
         assert found.startup.healthy_s is not None
         assert found.startup.first_answer_s is not None

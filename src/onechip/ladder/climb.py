@@ -30,6 +30,7 @@ from onechip.ladder.progress import Progress
 from onechip.ladder.record import (
     Hardware,
     Issue,
+    Memory,
     Model,
     RecordError,
     Software,
@@ -129,6 +130,8 @@ async def _do_jobs(
         bench.journal.add(startup)
         for name, job in plan.jobs.items():
             await _careful(name, job, bench, running, problems)
+        if (resident := running.resident_gib()) is not None:
+            bench.journal.add(Memory(host_rss_gib=resident))
         record = bench.journal.record
     problems += [f"{e.task}: {e.reason}" for e in record.evals if e.status != "ok"]
     bad = [cell for cell in record.cells if cell.status in ("failed", "missing")]

@@ -52,6 +52,14 @@ class Running:
             return None
         return f"ended with status {self.process.returncode}; the end of {self.log}: {log_end(self.log)}"
 
+    def resident_gib(self) -> float | None:
+        """Host memory of the whole group, pages that processes share counted once; None where /proc does not say."""
+        if self.pid is None:
+            return None
+        found = [_resident_kib(stat.parent) for stat in _group(self.pid)]
+        known = [kib for kib in found if kib is not None]
+        return round(sum(known) / 2**20, 3) if known else None
+
 
 @contextmanager
 def started(arm: Arm, log: Path, environment: Mapping[str, str]) -> Generator[Running]:
@@ -209,7 +217,20 @@ def _alive(group: int) -> bool:
         return True
     if not Path("/proc/self/stat").exists():
         return True
-    return any(_runs_in(group, stat) for stat in Path("/proc").glob("[0-9]*/stat"))
+    return bool(_group(group))
+
+
+def _group(group: int) -> list[Path]:
+    """/proc/PID/stat of the processes of a group that still run."""
+    return [stat for stat in Path("/proc").glob("[0-9]*/stat") if _runs_in(group, stat)]
+
+
+def _resident_kib(process: Path) -> int | None:
+    try:
+        lines = (process / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), None)
 
 
 def _runs_in(group: int, stat: Path) -> bool:
