@@ -4,6 +4,7 @@
 #   make test       the test suite
 #   make check      style, types and layering
 #   make bench-cpu  this engine against llama.cpp, same file, same machine
+#   make screenshots  the web page's, under docs/ (needs Chromium)
 #   make lock       write requirements.lock anew (needs uv)
 #   make clean      remove the environment and every cache
 
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve test check format bench-cpu lock clean
+.PHONY: install serve test check format bench-cpu screenshots lock clean
 
 install: $(STAMP)
 
@@ -46,6 +47,9 @@ format: $(STAMP)
 
 bench-cpu: $(STAMP)
 	$(BIN)/python benchmarks/cpu_peer.py $(ARGS)
+
+screenshots: $(STAMP)
+	PYTHONPATH=. $(BIN)/python -m tests.screenshots
 
 lock:
 	uv pip compile --universal --generate-hashes --python-version 3.11 --extra demo --extra report --extra otel --group dev \

@@ -1,5 +1,6 @@
 """The web page: its files and headers, and what a person meets in a real browser over the real server."""
 
+import json
 import re
 import shutil
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from tests.dialect_tokenizer import dialect, ids_of
 from tests.fakes import FakeEngine
 from tests.scripted import Answer, calls, pieces, refusal, scripted, text, thought
 from tests.server.harness import running, until
@@ -30,6 +32,17 @@ browser_test = [
     ),
 ]
 DESK = {"width": 1180, "height": 820}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "City"}},
+        },
+    },
+}
 PHONE = {"width": 390, "height": 844}
 
 
@@ -275,6 +288,32 @@ class TestOverTheRealServer:
             expect(d.page.locator("#notice")).to_be_hidden()
             d.press("Try again")
             expect(d.done()).to_contain_text("In.")
+
+    def test_thoughts_calls_and_results_make_the_whole_round(self, desk: Any):
+        call = '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>'
+        engine = FakeEngine(max_model_len=8192, sleep=0.002)
+        engine.script = ids_of(
+            f"<|channel>thought\nAsk the *tool*.\n<channel|>{call}<|tool_response>"
+        )
+        with running(engine, family="dialect") as server:
+            d = desk(server.url)
+            d.page.click("#thinking")
+            d.setting("Tools, as JSON").fill(json.dumps([WEATHER]))
+            d.ask("weather in Rome?")
+            d.done()
+            expect(d.page.locator(".thought summary")).to_contain_text("Thought")
+            expect(d.page.locator(".thought .prose")).to_be_hidden()
+            expect(d.page.locator(".call .name")).to_have_text("get_weather")
+            expect(d.page.locator(".call pre")).to_contain_text('"city": "Rome"')
+            engine.script = ids_of("24 degrees.<turn|>")
+            d.page.get_by_label("Result of get_weather").fill("24 C")
+            d.press("Send result")
+            expect(d.done()).to_contain_text("24 degrees.")
+            first, second = (
+                dialect().decode(r.prompt_ids, skip_special=False) for r in engine.seen
+            )
+            assert "<|think|>" in first and "declaration:get_weather" in first
+            assert call in second and "24 C" in second
 
     def test_queue_and_cache_use_are_shown(self, desk: Any):
         engine = FakeEngine(max_model_len=100_000, sleep=0.01, max_seqs=4)

@@ -1,6 +1,6 @@
 // Markdown inside a line: code, emphasis, links, breaks. Text in, DOM nodes out, in linear time.
 //
-// One pass with a list of finished nodes and open marks. A closing mark looks back a bounded number of open ones and
+// One pass with a list of finished nodes, texts and open marks. A closing mark looks back a bounded number of open ones and
 // wraps what lies between; marks that never close stay as they were typed. Links carry http, https and mailto only; an
 // image becomes a link to it, since the page loads nothing from elsewhere.
 
@@ -22,8 +22,11 @@ export function inline(text) {
   while (state.at < text.length) {
     if (!step(state)) push(state, text[state.at++]);
   }
-  return state.out.map((part) => (part instanceof Node ? part : document.createTextNode(part.raw)));
+  return state.out.map(plain);
 }
+
+/** A mark that never closed is the text it was. */
+const plain = (part) => part.raw ?? part;
 
 function match(state, pattern) {
   pattern.lastIndex = state.at;
@@ -34,14 +37,13 @@ function match(state, pattern) {
 
 function push(state, value) {
   const last = state.out.at(-1);
-  if (typeof value !== "string") state.out.push(value);
-  else if (last instanceof Text) last.data += value;
-  else state.out.push(document.createTextNode(value));
+  if (typeof value === "string" && typeof last === "string") state.out[state.out.length - 1] = last + value;
+  else state.out.push(value);
 }
 
 function step(state) {
-  const plain = match(state, PLAIN);
-  if (plain) return push(state, plain[0]), true;
+  const words = match(state, PLAIN);
+  if (words) return push(state, words[0]), true;
   switch (state.text[state.at]) {
     case "\\": return escaped(state);
     case "`": return code(state);
@@ -65,10 +67,10 @@ function escaped(state) {
 
 function lineEnd(state) {
   const last = state.out.at(-1);
-  const hard = last instanceof Text && last.data.endsWith("  ");
-  if (last instanceof Text) last.data = last.data.trimEnd();
+  const text = typeof last === "string" ? last : "";
+  if (text) state.out[state.out.length - 1] = text.trimEnd();
   state.at += 1;
-  push(state, hard ? el("br") : "\n");
+  push(state, text.endsWith("  ") ? el("br") : "\n");
   return true;
 }
 
@@ -149,7 +151,7 @@ function close(state, kind, left) {
 
 function wrap(state, from, holder) {
   const inside = state.out.splice(from);
-  holder.append(...inside.map((part) => (part instanceof Node ? part : part.raw)));
+  holder.append(...inside.map(plain));
   state.out.push(holder);
 }
 
