@@ -170,10 +170,12 @@ class StreamedAnswer(Response):
         except ClientGone:
             raise
         except OnechipError as error:
-            last = writer.failure(error)
+            last = held + writer.failure(error)
         except Exception:
             log.exception("a stream broke")
-            last = writer.failure(OnechipError("internal error; the server's log has the details"))
+            last = held + writer.failure(
+                OnechipError("internal error; the server's log has the details")
+            )
         await _write(send, last, more=False)
 
 

@@ -120,7 +120,7 @@ class ResponseWriter:
             place["name"] = item.name
         return self._event(name, **place, **fields)
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, /, **fields: Any) -> bytes:
         kind = f"response.{name}"
         body = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
