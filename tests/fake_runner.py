@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from tests.grammar_walk import ENDINGS, EOS, vocabulary
+from tests.grammar_walk import CLOSER, ENDINGS, EOS, vocabulary
 
 from onechip.cache.pages import PageTable, PoolShape, peak_pages
 from onechip.config import LayerKind
@@ -49,7 +49,8 @@ def masked_token(request: Request, mask: RowMask, place: int) -> int:
     """Random among the allowed, a stop id rather than not, as `tests.grammar_walk` draws."""
     allowed = np.flatnonzero(np.unpackbits(mask.words.view(np.uint8), bitorder="little")).tolist()
     draw = random.Random(f"{request.sampling.seed} {place}")
-    ends = [token for token in allowed if token in ENDINGS or token in request.stop_ids]
+    close = ENDINGS | {CLOSER} | set(request.stop_ids)
+    ends = [token for token in allowed if token in close]
     return draw.choice(ends if ends and draw.random() < 0.4 else allowed)
 
 

@@ -27,6 +27,7 @@ from onechip.server.http import json_response, read_json
 from onechip.server.journal import record_of
 from onechip.server.metrics import Metrics
 from onechip.server.shapes import ChatShape, CompletionShape
+from onechip.server.structure import chat_grammar, wish_of
 from onechip.server.tooling import template_variables, tool_use
 
 T = TypeVar("T")
@@ -114,11 +115,17 @@ async def chat_generation(
     service.check_model(body.model)
     params = schema.chat_sampling(body, service.defaults)
     use = tool_use(body)
-    if use.choice in ("required", "named"):
-        raise InvalidRequest(f"tool_choice {use.choice} is not supported yet", param="tool_choice")
     info = service.ready_info()
     ids = await chat_prompt(service, body, size)
-    requests = prepare(name, ids, params, info, service.eos_ids, prompt_param="messages")
+    requests = prepare(
+        name,
+        ids,
+        params,
+        info,
+        service.eos_ids,
+        prompt_param="messages",
+        grammar=chat_grammar(body, use, service.controls, ids),
+    )
     reading = use.reading(service.controls, ids)
     choices = [
         Choice(i, request, service.tokenizer, reading=reading) for i, request in enumerate(requests)
@@ -219,7 +226,15 @@ def _choices(
     text: str,
     first: int,
 ) -> list[Choice]:
-    requests = prepare(name, ids, params, info, service.eos_ids, refused=service.placeholder_ids)
+    requests = prepare(
+        name,
+        ids,
+        params,
+        info,
+        service.eos_ids,
+        refused=service.placeholder_ids,
+        grammar=wish_of(body),
+    )
     return [
         Choice(
             first + i,

@@ -74,6 +74,32 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
 
 
+class JsonSchema(Strict):
+    """`strict` false asks for less than is given: a schema is always enforced."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's; see `request.StructuredOutputsParams`."""
+
+    json_: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+
+
 class Sampling(Strict):
     """What both generating routes share. None means "not set": the model's defaults apply."""
 
@@ -99,6 +125,13 @@ class Sampling(Strict):
     stop_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     timeout: float | None = None
     user: Annotated[str | None, LABEL] = None
     metadata: Annotated[dict[str, str] | None, LABEL] = None
@@ -118,10 +151,6 @@ class Message(Strict):
     function_call: None = None
     audio: None = None
     annotations: list[Any] | None = None
-
-
-class ResponseFormat(BaseModel):
-    type: str
 
 
 class Function(Strict):
@@ -151,7 +180,6 @@ class ChatBody(Sampling):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -207,11 +235,6 @@ def as_chat_body(fields: Mapping[str, Any]) -> ChatBody:
 
 def chat_sampling(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Checks the chat-only fields and fills the sampling parameters; max_completion_tokens outranks max_tokens."""
-    if body.response_format is not None and body.response_format.type != "text":
-        kind = body.response_format.type
-        raise InvalidRequest(
-            f"response_format {kind!r} is not supported yet; allowed: text", param="response_format"
-        )
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
