@@ -67,7 +67,7 @@ BOTH: list[tuple[str, Any]] = [
     ("ignore_eos", 1),
     ("frobnicate", 1),
     ("best_offer", None),
-    ("guided_json", {}),
+    ("guided_json", 7),
 ]
 CHAT_ONLY: list[tuple[str, Any]] = [
     ("messages", []),
@@ -85,7 +85,7 @@ CHAT_ONLY: list[tuple[str, Any]] = [
     ("logprobs", 1),
     ("top_logprobs", 3),
     ("max_completion_tokens", 0),
-    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "xml"}),
     ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("chat_template_kwargs", {"messages": []}),
