@@ -134,7 +134,7 @@ def _arguments(given: Any, where: str) -> Message:
         raise InvalidRequest(f"{where} is not JSON: {error}", param=where) from error
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{where} must be a JSON object", param=where)
-    return {str(key): _written(item) for key, item in value.items()}
+    return {str(key): written(item) for key, item in value.items()}
 
 
 def _parse(text: str) -> Any:
@@ -145,13 +145,14 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _written(value: Any) -> Any:
+def written(value: Any) -> Any:
+    """The value with every null as templates should print it."""
     if value is None:
         return NULL
     if isinstance(value, Mapping):
-        return {str(key): _written(item) for key, item in value.items()}
+        return {str(key): written(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_written(item) for item in value]
+        return [written(item) for item in value]
     return value
 
 

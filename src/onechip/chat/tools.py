@@ -6,7 +6,8 @@ a type is missing. So every schema becomes one plain type, all the way down, bef
 - `$ref` is resolved within the schema (a cycle ends in a bare object), `allOf` is merged, of `anyOf`, `oneOf` and a
   list of types the first that is not null counts; null among them means `nullable`.
 - No type: that of enum or const, else object where there are properties, array where there are items, else string.
-- A missing or null description is "", `const` is an enum of one, an object always has properties.
+- A function's missing description is "", a null one of a property is none; `const` is an enum of one, null in an enum
+  is left to `nullable`; an object always has properties.
 
 What typed arguments and grammars are made from is the schema as declared, never this form. It knows no template.
 """
@@ -15,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from onechip.chat.messages import NULL, written
 from onechip.chat.schemas import Schema, pointer, type_name
 from onechip.errors import InvalidRequest
 
@@ -77,15 +79,17 @@ class Printer:
 
     def schema(self, given: Any, depth: int = 0) -> dict[str, Any]:
         if depth > MAX_DEPTH:
-            return {"description": "", "type": "object", "properties": {}}
+            return {"type": "object", "properties": {}}
         flat = self._flat(given, frozenset())
         kind, nullable = _kind(flat)
-        made = {key: value for key, value in flat.items() if value is not None}
-        made |= {"description": _text(flat.get("description")), "type": kind}
+        made = {key: written(value) for key, value in flat.items() if value is not None}
+        made["type"] = kind
         if nullable:
             made["nullable"] = True
         if "const" in made:
             made["enum"] = [made.pop("const")]
+        if "enum" in made:
+            made["enum"] = [value for value in _list(made["enum"]) if value is not NULL]
         made.pop("items", None)
         made.pop("properties", None)
         if kind == "array":
@@ -145,15 +149,23 @@ def _joined(one: Schema, other: Schema) -> dict[str, Any]:
     return joined
 
 
-def shielded(value: Any, mark: str) -> Any:
-    """A printable schema whose properties named like schema fields carry a mark, so that none is left out."""
-    if not isinstance(value, Mapping):
-        return value
-    made = {key: shielded(item, mark) for key, item in value.items()}
-    if isinstance(made.get("properties"), Mapping):
+def shielded(tool: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    """A printable tool whose properties named like schema fields carry a mark, so that none is left out."""
+    function = dict(tool["function"])
+    if "parameters" in function:
+        function["parameters"] = _shielded(function["parameters"], mark)
+    return {**tool, "function": function}
+
+
+def _shielded(schema: Schema, mark: str) -> dict[str, Any]:
+    made = dict(schema)
+    if "properties" in made:
         made["properties"] = {
-            key + mark if key in FIELDS else key: item for key, item in made["properties"].items()
+            key + mark if key in FIELDS else key: _shielded(item, mark)
+            for key, item in made["properties"].items()
         }
+    if "items" in made:
+        made["items"] = _shielded(made["items"], mark)
     return made
 
 
