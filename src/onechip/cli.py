@@ -305,6 +305,37 @@ def serve_arguments(flags: Mapping[str, Any]) -> list[str]:
     return found
 
 
+@app.command()
+def parity(
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A URL, or a MODEL as for serve.")],
+    got: Annotated[str, typer.Argument(metavar="GOT", help="Another of the same kind.")],
+    max_tokens: Annotated[int, typer.Option(help="Greedy tokens to compare.", min=1)] = 64,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Key for both servers.")
+    ] = None,
+    dtype: Annotated[DTypeName, typer.Option(help="Of both checkpoints.")] = "float32",
+) -> int:
+    """Compare next-token probabilities and greedy answers of two servers or two checkpoints."""
+    from onechip.ladder import parity as figures
+    from onechip.ladder import tables
+
+    urls = [text.startswith(("http://", "https://")) for text in (ref, got)]
+    if urls[0] != urls[1]:
+        raise StartupError(f"{ref} and {got} cannot be compared; give two URLs or two checkpoints")
+    if urls[0]:
+        from onechip.ladder.client import Target
+        from onechip.ladder.http import run as finish
+
+        first, second = (Target(url, api_key=api_key) for url in (ref, got))
+        found = finish(figures.servers(first, second, max_tokens=max_tokens))
+    else:
+        from onechip.parity import checkpoints
+
+        found = checkpoints(ref, got, max_tokens=max_tokens, dtype=dtype)
+    typer.echo(tables.aligned(figures.rows(found)))
+    return int(not all(p.argmax for p in found))
+
+
 mount_ladder(app)
 
 

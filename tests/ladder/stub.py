@@ -43,6 +43,8 @@ class Plan:
     tokenize: str = "prompt"  # prompt, content, none
     crlf: bool = False
     refuse: dict[str, str] = field(default_factory=dict)
+    logprobs: str = "completions"  # or chat (llama.cpp's shape), or none
+    shift: float = 0.0  # added to the log probability of every third token
     context: int = 4096
     spin: bool = False  # waits to the microsecond, at the price of a core
 
@@ -115,6 +117,8 @@ class Stub:
             await asyncio.sleep(plan.ttft + plan.gap * (wanted - 1))
             said = {"content": plan.text * wanted}
             choice = {"message": said} if chat else {"text": plan.text * wanted}
+            if body.get("logprobs") and plan.logprobs != "none":
+                choice["logprobs"] = shown(plan, wanted, body["logprobs"])
             return reply(
                 writer, {"choices": [{**choice, "finish_reason": "length"}], "usage": usage}
             )
@@ -143,6 +147,16 @@ class Stub:
         write(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         return None
+
+
+def shown(plan: Plan, wanted: int, top: int) -> dict[str, Any]:
+    """Log probabilities of `top` tokens, the same at every position, in either server's shape."""
+    best = {f" t{n}": -0.5 * (n + 1) + (plan.shift if n % 3 == 0 else 0.0) for n in range(top)}
+    if plan.logprobs == "chat":
+        tops = [{"token": token, "logprob": value} for token, value in best.items()]
+        entry = {"token": plan.text, "logprob": -0.5, "top_logprobs": tops}
+        return {"content": [entry] * wanted}
+    return {"tokens": [plan.text] * wanted, "top_logprobs": [best] * wanted}
 
 
 def chunks(plan: Plan, wanted: int, prompt: Any) -> Iterator[tuple[str, float, int]]:

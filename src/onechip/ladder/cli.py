@@ -1,4 +1,4 @@
-"""The ladder's commands: `onechip bench one|sweep`, `compare`, `parity` and `report`; `eval_cli` has the others.
+"""The ladder's commands: `onechip bench one|sweep`, `compare` and `report`; `eval_cli` has the others.
 
 Owns flags and what is printed. Nothing but typer is imported before a command runs, so `onechip bench --help` answers
 at once; no command here imports jax.

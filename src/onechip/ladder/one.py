@@ -7,6 +7,7 @@ two servers' texts can be compared, and a prompt counts as identical when every 
 A base model has no chat template: then the same texts go to the completions route, and the record says so.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onechip.ladder import figures, load, stats
@@ -113,8 +114,8 @@ def text_equality(ours: Cell, theirs: Cell) -> dict[str, int]:
     }
 
 
-def common_prefix(a: str, b: str) -> int:
-    """Characters that two texts share from the start."""
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """Characters or tokens that two answers share from the start."""
     same = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

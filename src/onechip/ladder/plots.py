@@ -67,6 +67,8 @@ def latency(cells: Mapping[str, Sequence[Cell]], metric: str, title: str) -> Dra
         ticks |= set(x)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xticks(sorted(ticks), [str(t) for t in sorted(ticks)])
     axes.legend()
     return _drawn(figure)

@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from onechip.ladder import figures, load
 from onechip.ladder.bench import Bench, check_alive, choose_endpoint, status_of
 from onechip.ladder.prompts import Endpoint, Sizer, ask, negotiate
-from onechip.ladder.record import Cell, Figures, Repeat, Workload
+from onechip.ladder.record import Cell, ClientCost, Figures, Repeat, Workload
 from onechip.ladder.stream import Answer
 from onechip.ladder.tables import label
 
 SHAPES = ((512, 128), (128, 512))
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 BUSY = 0.8  # of a core: above this the client may be what was measured
+LATE = 0.5  # of the median first token: above this the client's lateness is worth a word
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,14 @@ class _Measured:
             percentiles=figures.percentiles(passes),
             errors=errors,
             client=cost,
-            notes=self.notes + tuple(remarks(self.work, passes, cost.cpu_share)),
+            notes=self.notes + tuple(remarks(self.work, passes, cost)),
             prompts=self.sizer.exactness,
             seed=self.sizer.seed,
             targets_ms=targets,
         )
 
 
-def remarks(work: Workload, passes: Sequence[Repeat], cpu_share: float) -> list[str]:
+def remarks(work: Workload, passes: Sequence[Repeat], cost: ClientCost) -> list[str]:
     """What a reader must know of a cell's own figures."""
     good = figures.good_requests(passes)
     short = sum((r.output_tokens or 0) < work.output_len for r in good)
@@ -173,8 +174,14 @@ def remarks(work: Workload, passes: Sequence[Repeat], cpu_share: float) -> list[
     if any(r.cached_tokens for r in good):
         most = max(r.cached_tokens or 0 for r in good)
         said.append(f"up to {most} prompt tokens came from the server's prefix cache")
-    if cpu_share > BUSY:
-        said.append(f"the client took {cpu_share:.0%} of a core and may be what was measured")
+    if cost.cpu_share > BUSY:
+        said.append(f"the client took {cost.cpu_share:.0%} of a core and may be what was measured")
+    firsts = sorted(r.ttft_s for r in good if r.ttft_s is not None)
+    if firsts and cost.lag_ms_max > 1000 * firsts[len(firsts) // 2] * LATE:
+        said.append(
+            f"the client's own loop was up to {cost.lag_ms_max:.0f} ms late (a busy machine): "
+            "latencies of this cell are blurred"
+        )
     return said
 
 
