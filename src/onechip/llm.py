@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onechip.chat.controls import after_thought, controls_of
 from onechip.chat.output import ChoiceOutput
 from onechip.chat.template import choose
 from onechip.chat.tokenizer import Tokenizer, load_tokenizer
@@ -19,7 +20,7 @@ from onechip.config import EngineConfig
 from onechip.engine.build import build_from
 from onechip.engine.progress import Reporter
 from onechip.engine.runner import DeviceRunner
-from onechip.engine.validate import check_prompt, prepare
+from onechip.engine.validate import check_prompt, grammar_of, prepare
 from onechip.errors import ConfigError, OnechipError
 from onechip.model.spec import model_config
 from onechip.request import Event, FinishReason, Request, SamplingParams, TokenLogprobs
@@ -89,7 +90,10 @@ class LLM:
         params: SamplingParams | None = None,
         **variables: Any,
     ) -> Completion:
-        """Answer a conversation through the checkpoint's chat template. max_tokens None: to the end of the context."""
+        """Answer a conversation through the checkpoint's chat template. max_tokens None: to the end of the context.
+
+        With structured_outputs and enable_thinking=True the structure begins where the thought ends.
+        """
         tokenizer = self._require_tokenizer()
         source = self._checkpoint.source
         thought = self.config.ple_dim == 0
@@ -99,7 +103,17 @@ class LLM:
         if template is None:
             raise ConfigError(f"{source} has no chat template and no turn tokens; use generate")
         ids = template.encode(messages, variables=variables)
-        return self.generate([ids], params or SamplingParams(max_tokens=None))[0]
+        chosen, grammar = params or SamplingParams(max_tokens=None), None
+        if chosen.structured_outputs is not None:
+            grammar = after_thought(
+                grammar_of(chosen.structured_outputs),
+                controls_of(tokenizer),
+                ids,
+                thinking=variables.get("enable_thinking") is True,
+            )
+        key, info = f"llm-{next(self._ids)}", self.engine.info
+        requests = prepare(key, ids, chosen, info, self.config.eos_ids, grammar=grammar)
+        return self._run(list(requests))[0]
 
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32 [n, V]: logits after each of n tokens, through the paged path, chunk by chunk."""

@@ -4,9 +4,11 @@ Both follow from ids, never from flags or from text: the same characters in ordi
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from onechip.chat.tokenizer import GEMMA4_CONTROL, Tokenizer
+from onechip.request import Grammar
 
 Control = Literal["call", "call_end", "quote", "channel", "channel_end", "end", "other"]
 PromptEnd = Literal["no_channel", "open_channel", "closed_channel"]
@@ -49,3 +51,19 @@ def prompt_end(ids: Sequence[int], controls: Mapping[int, Control]) -> PromptEnd
             case _:
                 pass
     return "no_channel"
+
+
+def after_thought(
+    grammar: Grammar, controls: Mapping[int, Control], ids: Sequence[int], *, thinking: bool
+) -> Grammar:
+    """The grammar of an answer to the prompt `ids`, begun where the thought ends.
+
+    Inside an open channel the thought comes first; after a closed one, or with thinking off, there is none; else the
+    model may open one.
+    """
+    tokens = {meaning: index for index, meaning in controls.items()}
+    end = prompt_end(ids, controls)
+    if not tokens or end == "closed_channel" or (end == "no_channel" and not thinking):
+        return grammar
+    state = "open" if end == "open_channel" else "may_open"
+    return replace(grammar, thought=state, opener=tokens["channel"], closer=tokens["channel_end"])

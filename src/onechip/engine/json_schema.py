@@ -48,7 +48,7 @@ def _check_keywords(schema: Schema) -> None:
     """Refuse what llguidance would compile into something else (its own refusals come later)."""
     _check_texts(schema)
     least = schema.get("minProperties", 0)
-    required = schema.get("required", ())
+    required = schema.get("required", [])
     if isinstance(least, int) and isinstance(required, list) and least > max(1, len(required)):
         # Nothing keeps two free keys apart, and a repeated one counts once.
         raise _Refused(

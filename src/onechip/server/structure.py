@@ -8,7 +8,7 @@
 | `tool_choice` "required", or a named function | calls in Gemma's syntax, of the declared tools; a named one once |
 | tools with "auto" beside one of the above | the structure or calls |
 
-When it starts: at once; after the thought where the prompt ends inside one; and with thinking on, where it does not say,
+When it starts: at once; after the thought where the prompt ends inside one; with thinking on, where it does not,
 after a thought that the model may open first. Nothing is silently skipped: what the engine cannot compile is a 400.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from onechip.chat.call_grammar import CallTokens, call_rules
-from onechip.chat.controls import Control, PromptEnd, prompt_end
+from onechip.chat.controls import Control, after_thought
 from onechip.chat.schemas import tool_schemas
 from onechip.engine.json_schema import checked_schema
 from onechip.engine.validate import grammar_of
@@ -65,20 +65,8 @@ def chat_grammar(
                 param=wish.param,
             )
         wish = replace(wish, calls=_calls(use, controls))
-    if wish is None:
-        return None
     thinking = template_variables(body).get("enable_thinking") is True
-    return _after_thought(wish, controls, prompt_end(ids, controls), thinking)
-
-
-def _after_thought(
-    grammar: Grammar, controls: Mapping[int, Control], end: PromptEnd, thinking: bool
-) -> Grammar:
-    tokens = {meaning: index for index, meaning in controls.items()}
-    if end == "closed_channel" or (end == "no_channel" and not thinking) or not tokens:
-        return grammar
-    state = "open" if end == "open_channel" else "may_open"
-    return replace(grammar, thought=state, opener=tokens["channel"], closer=tokens["channel_end"])
+    return wish and after_thought(wish, controls, ids, thinking=thinking)
 
 
 def _calls(use: ToolUse, controls: Mapping[int, Control]) -> str:
