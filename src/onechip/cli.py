@@ -45,7 +45,7 @@ FLAGS = {
     "max_model_len": Flag("Longest prompt plus output, in tokens.", min=2, default="what fits"),
     "dtype": Flag("Weights and arithmetic; auto is bfloat16 where the chip has it."),
     "kv_dtype": Flag("Stored keys and values; auto is the dtype of the weights."),
-    "page_size": Flag("Tokens that one K/V page holds.", min=1),
+    "page_size": Flag("Tokens that one K/V page holds.", min=1, default="by device"),
     "chunk_size": Flag("Prompt tokens that one step takes.", min=1, default="by device"),
     "kv_tokens": Flag("Tokens of context kept, over all sequences.", min=1, default="what fits"),
     "max_waiting": Flag("Requests that may queue; one more is answered 503.", min=0),
@@ -53,7 +53,9 @@ FLAGS = {
         "Run the configuration with random weights; no checkpoint is read.", name="--random-weights"
     ),
     "seed": Flag("Seed of the random weights."),
-    "attention": Flag("Attention implementation; a name is obeyed or refused."),
+    "attention": Flag(
+        "Attention implementation: auto, plain, pallas_tpu or pallas_triton; a name is obeyed or refused."
+    ),
     "decode_steps": Flag(
         "Most decode steps of one launch, taken while nobody waits.", min=1, default="by device"
     ),

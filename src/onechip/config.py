@@ -115,7 +115,7 @@ class EngineConfig:
     max_model_len: int | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    page_size: int = 16
+    page_size: int | None = None
     chunk_size: int | None = None
     kv_tokens: int | None = None
     max_waiting: int = 1024

@@ -22,12 +22,16 @@ from onechip.cache.pages import PageTable, PoolShape
 from onechip.engine.buckets import Bucket, BucketTable
 from onechip.engine.runner import DeviceRunner, Shapes
 from onechip.errors import ConfigError
+from onechip.kernels import attention_tpu
 from onechip.kernels.attention import (
     IMPLEMENTATIONS,
     KV,
+    Blocks,
     Ragged,
     Work,
     attend,
+    attention_bytes,
+    choose,
     plan,
     storage_dtype,
     write,
@@ -38,6 +42,8 @@ from onechip.model.spec import model_config
 HUGE = 6e4  # finite in float16 too
 # Of a pool, and of a row's table: the same for all cases, so that they share programs.
 PAGES, COLUMNS = 160, 64
+# Of kernels in interpret mode: small, so that few queries and keys make many blocks.
+SMALL = Blocks(decode_keys=64, tile_queries=8, tile_keys=32)
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,11 @@ def run(case: Case, given: Problem, dtype: str, storage: str, implementation: st
     )
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6))
+# Interpreted kernels are large programs, and every one runs once: optimising them would cost more than it saves.
+_CHEAPLY = {"xla_backend_optimization_level": 0}
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5, 6), compiler_options=_CHEAPLY)
 def compute(
     q: jax.Array,
     kv: KV,
@@ -199,8 +209,10 @@ def compute(
     scale: float,
     implementation: str,
 ) -> jax.Array:
-    work = plan(rows, q.shape[0], page, window)
-    return attend(q, kv, work, scale=scale, implementation=implementation)
+    blocks = Blocks() if implementation == "plain" else SMALL
+    work = plan(rows, q.shape[0], page, window, blocks=blocks)
+    kernel = implementation != "plain"
+    return attend(q, kv, work, scale=scale, implementation=implementation, interpret=kernel)
 
 
 def check(case: Case, dtype: str, storage: str, implementation: str, stale: float = HUGE) -> None:
@@ -212,10 +224,15 @@ def check(case: Case, dtype: str, storage: str, implementation: str, stale: floa
         np.testing.assert_allclose(found[token], expected, atol=tolerance, err_msg=f"token {token}")
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_attention_is_the_dense_formula(case: Case, implementation: str):
-    check(case, "float32", "float32", implementation)
+# Kernels in interpret mode compile for seconds a program: these cases share two, the others are slow.
+QUICK = (
+    "decode in a mixed bucket",
+    "one more than a tile",
+    "second chunk",
+    "chunk behind window 16",
+    "singles beside long chunks, full",
+)
+KERNELS = tuple(each for each in IMPLEMENTATIONS if each != "plain")
 
 
 def named(*names: str) -> list[Case]:
@@ -224,7 +241,24 @@ def named(*names: str) -> list[Case]:
     return found
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def table(cases: list[Case]) -> list[Any]:
+    """Every case with every implementation."""
+    return [
+        pytest.param(case, each, id=f"{case.name}-{each}", marks=_slow(case, each))
+        for case in cases
+        for each in IMPLEMENTATIONS
+    ]
+
+
+def _slow(case: Case, implementation: str) -> list[Any]:
+    return [] if implementation == "plain" or case.name in QUICK else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize(("case", "implementation"), table(CASES))
+def test_attention_is_the_dense_formula(case: Case, implementation: str):
+    check(case, "float32", "float32", implementation)
+
+
 @pytest.mark.parametrize(
     ("dtype", "storage"),
     [
@@ -237,23 +271,33 @@ def named(*names: str) -> list[Case]:
 @pytest.mark.parametrize(
     "case", named("decode", "singles beside long chunks, full"), ids=lambda case: case.name
 )
-def test_half_precision_pages_give_the_same_in_either_storage(
-    case: Case, dtype: str, storage: str, implementation: str
-):
-    check(case, dtype, storage, implementation)
+def test_half_precision_pages_give_the_same_in_either_storage(case: Case, dtype: str, storage: str):
+    check(case, dtype, storage, "plain")
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_kernels_read_half_precision_pages(implementation: str):
+    case = named("singles beside long chunks, full")[0]
+    check(case, "bfloat16", "bfloat16", implementation)
+
+
 @pytest.mark.parametrize(
-    "case", named("decode", "second chunk", "decode, window 16"), ids=lambda case: case.name
+    ("case", "implementation"),
+    table(named("decode", "second chunk", "chunk behind window 16", "decode, window 16")),
 )
 def test_what_a_broken_request_left_in_a_page_does_not_matter(case: Case, implementation: str):
     """NaN times a probability of zero is NaN: values that nobody may see must not meet the matmul."""
     check(case, "float32", "float32", implementation, stale=math.nan)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("rows", [ones(9, 9, 70), ((1, 9), (1, 70), (20, 30))])
+@pytest.mark.parametrize(
+    ("rows", "implementation"),
+    [
+        (ones(9, 9, 70), "plain"),
+        *((((1, 9), (1, 70), (20, 30)), each) for each in IMPLEMENTATIONS),
+    ],
+)
 def test_a_row_that_is_not_finite_leaves_its_neighbours_alone(rows: Any, implementation: str):
     case = Case("a neighbour of NaN", rows)
     given = problem(case, "float32")
@@ -272,6 +316,97 @@ def test_an_implementation_that_does_not_exist_is_refused():
     case = CASES[0]
     with pytest.raises(ConfigError, match="'fast' does not exist"):
         run(case, problem(case, "float32"), "float32", "float32", "fast")
+    with pytest.raises(ConfigError, match="'fast' does not exist"):
+        chosen("fast", "tpu")
+
+
+def chosen(name: str, platform: str, **changes: Any) -> str:
+    given = {"page_size": 64, "head_dims": [256, 512], "kv_dtype": "bfloat16", "capability": 9.0}
+    return choose(name, platform, **(given | changes))
+
+
+def test_every_platform_gets_its_kernels_unless_they_cannot_run():
+    assert chosen("auto", "cpu") == "plain"
+    assert chosen("auto", "tpu") == "pallas_tpu"
+    assert chosen("auto", "gpu") == "pallas_triton"
+    assert chosen("plain", "tpu") == "plain"
+    assert chosen("auto", "gpu", capability=7.5) == "plain"
+    assert chosen("auto", "tpu", head_dims=[192]) == "plain"
+
+
+@pytest.mark.parametrize(
+    ("name", "platform", "changes", "why"),
+    [
+        ("pallas_tpu", "cpu", {}, "needs a TPU, the device is a cpu"),
+        ("pallas_triton", "tpu", {}, "needs a GPU, the device is a tpu"),
+        ("pallas_tpu", "tpu", {"page_size": 8}, "multiple of 16 tokens, page_size is 8"),
+        ("pallas_tpu", "tpu", {"head_dims": [256, 192]}, "multiples of 128, the model has 192"),
+        ("pallas_tpu", "tpu", {"kv_dtype": "float16"}, "not float16"),
+        ("pallas_triton", "gpu", {"head_dims": [192]}, "powers of two, the model has 192"),
+        ("pallas_triton", "gpu", {"page_size": 8}, "at least 16 tokens, page_size is 8"),
+        ("pallas_triton", "gpu", {"capability": 7.5}, "capability 8.0, the device has 7.5"),
+    ],
+)
+def test_a_named_kernel_is_obeyed_or_refused_with_the_reason(
+    name: str, platform: str, changes: Any, why: str
+):
+    with pytest.raises(ConfigError, match=why):
+        chosen(name, platform, **changes)
+
+
+def test_exact_rounding_is_refused_by_a_kernel():
+    given = problem(CASES[0], "float32")
+    kv = KV(*(stored(pool, "float32", "float32") for pool in given.pools), "float32")
+    work = plan(given.rows, given.q.shape[0], 16, None, exact=True)
+    with pytest.raises(ConfigError, match="no exact rounding"):
+        attend(jnp.asarray(given.q), kv, work, scale=1.0, implementation="pallas_tpu")
+
+
+def test_the_least_bytes_are_the_visible_keys():
+    size = {"kv_heads": 1, "head_dim": 256, "itemsize": 2}
+    assert attention_bytes([(1, 8192)], window=None, **size) == 8192 * 1024
+    assert attention_bytes([(1, 8192), (1, 100)], window=512, **size) == (512 + 100) * 1024
+    assert attention_bytes([(512, 8192)], window=512, **size) == (512 + 511) * 1024
+    assert attention_bytes([(1, 8200)], window=512, page_size=64, **size) == 9 * 64 * 1024
+    assert attention_bytes([(0, 70)], window=None, **size) == 0
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window"),
+    [
+        (8, 1, 256, 512), (8, 1, 512, None), (8, 2, 256, 512), (8, 2, 512, None), (16, 8, 256, 1024),
+        (16, 1, 512, None), (16, 2, 512, None), (32, 16, 256, 1024), (32, 4, 512, None), (4, 1, 256, 512),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("page", [16, 64, 128])
+def test_tpu_blocks_are_whole_pages_and_share_the_scoped_memory(
+    heads: int, kv_heads: int, head_dim: int, window: int | None, page: int
+):
+    split = attention_tpu.heads_of(heads, kv_heads)
+    blocks = attention_tpu.blocks_for(heads, kv_heads, head_dim, 2, page, window)
+    assert split.blocks * split.kv == kv_heads and split.queries == split.kv * split.group
+    assert split.queries % 4 == 0 and split.queries <= 16
+    assert blocks.decode_keys % page == 0 and blocks.tile_keys % page == 0
+    buffers = 2 * 2 * 2 * blocks.decode_keys * split.kv * head_dim * 2
+    assert buffers <= 6 << 20
+
+
+@pytest.mark.parametrize("kv_heads", [1, pytest.param(8, marks=pytest.mark.slow)])
+def test_the_tpu_kernel_writes_its_slots_and_nothing_else(kv_heads: int):
+    """Single tokens, a chunk that begins inside a group of rows and crosses pages, and padding."""
+    rng = np.random.default_rng(0)
+    page = [3, 4] + [7] * 12 + [2] * 32 + [9] * 4 + [0] * 6
+    slot = [5, 31, *range(20, 32), *range(32), *range(4), *[0] * 6]
+    pools = [rng.normal(size=(kv_heads, 20, 32, 16)).astype(np.float32) for _ in range(2)]
+    new = [rng.normal(size=(len(page), kv_heads, 16)).astype(np.float32) for _ in range(2)]
+    kv = KV(jnp.asarray(pools[0]), jnp.asarray(pools[1]), "float32")
+    where = (jnp.array(page), jnp.array(slot))
+    found = attention_tpu.write(kv, *map(jnp.asarray, new), *where, interpret=True)
+    for pool, given, got in zip(pools, new, (found.k, found.v), strict=True):
+        expected = pool.copy()
+        expected[:, page, slot] = given.transpose(1, 0, 2)
+        expected[:, 0] = pool[:, 0]
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_decode_reads_no_more_blocks_than_the_rows_need():

@@ -12,6 +12,10 @@ from onechip.errors import ConfigError
 
 CPU_CHUNK = 512
 ACCELERATOR_CHUNK = 512
+# A page is what an accelerator copies at once: 64 tokens of one K/V head are 32 to 64 KiB. Smaller ones cost more to
+# ask for than to move, larger ones make shared prefixes coarse.
+CPU_PAGE = 16
+ACCELERATOR_PAGE = 64
 
 
 @dataclass(frozen=True, order=True)
@@ -46,6 +50,11 @@ class BucketTable:
     def token_budget(self) -> int:
         """Most tokens a step may carry."""
         return max(bucket.tokens for bucket in self.buckets)
+
+
+def page_size_for(platform: str) -> int:
+    """Tokens a K/V page holds when nobody says."""
+    return CPU_PAGE if platform == "cpu" else ACCELERATOR_PAGE
 
 
 def bucket_table(max_seqs: int, chunk_size: int | None, platform: str) -> BucketTable:

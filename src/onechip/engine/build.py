@@ -21,7 +21,7 @@ from onechip.chat.vocabulary import read_vocabulary
 from onechip.checkpoint.base import Checkpoint
 from onechip.checkpoint.source import default_cache_dir, open_checkpoint
 from onechip.config import DTypeName, EngineConfig, ModelConfig
-from onechip.engine.buckets import BucketTable, bucket_table
+from onechip.engine.buckets import BucketTable, bucket_table, page_size_for
 from onechip.engine.grammar_compiler import GrammarCompiler
 from onechip.engine.loop import Engine, run_until_idle
 from onechip.engine.memory import MemoryPlan, device_memory, plan_memory
@@ -31,6 +31,7 @@ from onechip.engine.progress import Reporter
 from onechip.engine.runner import DeviceRunner
 from onechip.engine.scheduler import Scheduler
 from onechip.errors import ConfigError
+from onechip.kernels import attention
 from onechip.model.load import load_params, param_bytes, random_params, shapes_of
 from onechip.model.params import check_tensors
 from onechip.model.spec import model_config
@@ -51,6 +52,8 @@ class Choices:
     max_model_len: int
     table: BucketTable
     steps: int
+    page_size: int
+    attention: str
 
 
 def build_engine(model: str, config: EngineConfig, report: Reporter | None = None) -> Engine:
@@ -66,11 +69,12 @@ def build_from(
     device = jax.local_devices()[0]
     _enable_compile_cache(config)
     choices = choose(spec, config, device)
+    config = replace(config, page_size=choices.page_size)
     plan = _plan(spec, config, choices, device)
     if not config.random_weights:
         check_tensors(spec, shapes_of(checkpoint), checkpoint.source)
     log.info("%s", _summary(checkpoint, spec, choices, plan, device))
-    pages = PageTable(config.page_size, plan.shapes)
+    pages = PageTable(choices.page_size, plan.shapes)
     started = time.monotonic()
     params = _load(checkpoint, spec, config, choices.dtype, device, report)
     loaded = time.monotonic()
@@ -89,7 +93,7 @@ def build_from(
         load_seconds=loaded - started,
         compile_seconds=compiled - loaded,
         first_token_seconds=0.0,
-        page_size=config.page_size,
+        page_size=choices.page_size,
     )
     scheduler = Scheduler(pages, config.max_seqs, choices.table.chunk, choices.table.token_budget)
     vocabulary = partial(read_vocabulary, checkpoint, default_cache_dir())
@@ -112,7 +116,24 @@ def choose(spec: ModelConfig, config: EngineConfig, device: Any) -> Choices:
     # A launch costs the host a few ms, little beside a CPU's step and much beside an accelerator's.
     steps = config.decode_steps or (1 if device.platform == "cpu" else LAUNCH_STEPS)
     kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
-    return Choices(dtype, kv_dtype, length, table, steps)
+    page = config.page_size or page_size_for(device.platform)
+    chosen = attention_for(spec, config.attention, device, page, kv_dtype)
+    return Choices(dtype, kv_dtype, length, table, steps, page, chosen)
+
+
+def attention_for(
+    spec: ModelConfig, name: str, device: Any, page_size: int, kv_dtype: DTypeName
+) -> str:
+    """The attention implementation of a model on a device. Raises ConfigError for one that cannot run there."""
+    capability = getattr(device, "compute_capability", None)
+    return attention.choose(
+        name,
+        device.platform,
+        page_size=page_size,
+        head_dims=[layer.head_dim for layer in spec.owners],
+        kv_dtype=kv_dtype,
+        capability=None if capability is None else float(capability),
+    )
 
 
 def preferred_dtype(device: Any) -> DTypeName:
@@ -136,7 +157,7 @@ def _plan(spec: ModelConfig, config: EngineConfig, choices: Choices, device: Any
 
 
 def _shapes(spec: ModelConfig, config: EngineConfig, choices: Choices) -> Shapes:
-    page, length, chunk = config.page_size, choices.max_model_len, choices.table.chunk
+    page, length, chunk = choices.page_size, choices.max_model_len, choices.table.chunk
     return Shapes(
         config=spec,
         dtype=choices.dtype,
@@ -145,7 +166,7 @@ def _shapes(spec: ModelConfig, config: EngineConfig, choices: Choices) -> Shapes
         max_seqs=config.max_seqs,
         full_columns=-(-length // page),
         sliding_columns=peak_pages(length, max(chunk, choices.steps), spec.window, page),
-        attention=config.attention,
+        attention=choices.attention,
         steps=choices.steps,
     )
 
@@ -208,7 +229,8 @@ def _summary(
     return (
         f"{checkpoint.source}: {spec.family}, {len(spec.layers)} layers, {choices.dtype} weights "
         f"{plan.weight_bytes / 1e9:.2f} GB, {choices.kv_dtype} K/V {plan.kv_bytes / 1e9:.2f} GB for "
-        f"{plan.kv_tokens} tokens, context {choices.max_model_len}, {device.device_kind} with "
+        f"{plan.kv_tokens} tokens in pages of {choices.page_size}, {choices.attention} attention, "
+        f"context {choices.max_model_len}, {device.device_kind} with "
         f"{plan.memory / 1e9:.1f} GB"
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from onechip.cache.pages import PoolShape, peak_pages
 from onechip.config import EngineConfig, LayerKind, ModelConfig
+from onechip.engine.buckets import CPU_PAGE
 from onechip.errors import ConfigError, DoesNotFit
 
 _MARGIN = 0.08  # of the memory: programs, activations, the runtime's own
@@ -68,7 +69,7 @@ def plan_memory(
             f"{(memory - weight_bytes - room) / 1e9:.2f} GB of that are kept for programs and activations; "
             "choose a smaller model or a narrower --dtype"
         )
-    page = engine.page_size
+    page = engine.page_size or CPU_PAGE
     if page < 1 or page & (page - 1):
         raise ConfigError(f"page_size is {page}; it must be a power of two")
     values = {

@@ -24,7 +24,15 @@ from jax import Array, lax
 from jax.tree_util import register_dataclass
 
 from onechip.config import LayerKind, LayerSpec, ModelConfig
-from onechip.kernels.attention import KV, Ragged, Work, attend, plan, write
+from onechip.kernels.attention import (
+    KV,
+    Ragged,
+    Work,
+    attend,
+    blocks_for,
+    plan,
+    write,
+)
 from onechip.kernels.grouped_matmul import best_for
 from onechip.model.moe import mixture
 from onechip.model.ops import Ops, ops_for
@@ -78,7 +86,8 @@ def forward(
     caches = list(caches)
     page_size = caches[0].k.shape[2]
     ops = ops_for(config, params, platform)
-    work = _work(config, packed, page_size, ops.exact and caches[0].dtype == "float32")
+    exact = ops.exact and caches[0].dtype == "float32" and attention in ("auto", "plain")
+    work = _work(config, packed, caches, attention, exact)
     h = _embed(ops, params, config, packed.token)
     ple = _per_layer_inputs(ops, params, config, packed.token, h, 0, split)
     ropes = _ropes(ops, config, packed.position)
@@ -86,7 +95,7 @@ def forward(
         slot, pool = owners[layer.index], packed.pools[layer.kind]
         p = params["layers"][layer.index]
         q, k, v = _project(ops, p, config, layer, h, ropes[layer.kind])
-        caches[slot] = write(caches[slot], k, v, pool.page, pool.slot)
+        caches[slot] = write(caches[slot], k, v, pool.page, pool.slot, implementation=attention)
         mixed = attend(
             q, caches[slot], work[layer.kind], scale=config.query_scale, implementation=attention
         )
@@ -140,21 +149,27 @@ def _scaled(ops: Ops, rows: Array, factor: float) -> Array:
 
 
 def _work(
-    config: ModelConfig, packed: Packed, page_size: int, exact: bool
+    config: ModelConfig, packed: Packed, caches: Sequence[KV], attention: str, exact: bool
 ) -> dict[LayerKind, Work]:
     """The attention work of each layer kind, listed once for all its layers."""
-    windows: dict[LayerKind, int | None] = {layer.kind: layer.window for layer in config.layers}
     tokens = packed.token.shape[0]
-    return {
-        kind: plan(packed.pools[kind].rows, tokens, page_size, window, exact=exact)
-        for kind, window in windows.items()
-    }
+    work: dict[LayerKind, Work] = {}
+    for layer, kv in zip(config.owners, caches, strict=True):
+        if layer.kind not in work:
+            blocks = blocks_for(attention, config.heads, kv, layer.window, exact=exact)
+            rows, page_size = packed.pools[layer.kind].rows, kv.k.shape[2]
+            work[layer.kind] = plan(
+                rows, tokens, page_size, layer.window, exact=exact, blocks=blocks
+            )
+    return work
 
 
 def _last_tokens(work: dict[LayerKind, Work], count: int, page_size: int) -> dict[LayerKind, Work]:
     """The same work for each row's last token alone."""
     return {
-        kind: plan(w.rows.last_tokens(), count, page_size, w.window, exact=w.items is None)
+        kind: plan(
+            w.rows.last_tokens(), count, page_size, w.window, exact=w.items is None, blocks=w.blocks
+        )
         for kind, w in work.items()
     }
 
