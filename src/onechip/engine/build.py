@@ -116,7 +116,7 @@ def choose(spec: ModelConfig, config: EngineConfig, device: Any) -> Choices:
     # A launch costs the host a few ms, little beside a CPU's step and much beside an accelerator's.
     steps = config.decode_steps or (1 if device.platform == "cpu" else LAUNCH_STEPS)
     kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
-    page = config.page_size or page_size_for(device.platform)
+    page = page_size_for(device.platform) if config.page_size is None else config.page_size
     chosen = attention_for(spec, config.attention, device, page, kv_dtype)
     return Choices(dtype, kv_dtype, length, table, steps, page, chosen)
 

@@ -69,7 +69,7 @@ def plan_memory(
             f"{(memory - weight_bytes - room) / 1e9:.2f} GB of that are kept for programs and activations; "
             "choose a smaller model or a narrower --dtype"
         )
-    page = engine.page_size or CPU_PAGE
+    page = CPU_PAGE if engine.page_size is None else engine.page_size
     if page < 1 or page & (page - 1):
         raise ConfigError(f"page_size is {page}; it must be a power of two")
     values = {
