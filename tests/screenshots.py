@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, expect, sync_playwright
-from tests.scripted import INFO, Answer, calls, pieces, refusal, scripted, text
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.scripted import Answer, calls, pieces, refusal, scripted, text
 from tests.server.test_page import CHROMIUM, DESK, PHONE
 
 from onechip.request import EngineStats
@@ -114,11 +114,10 @@ def ask(page: Page, words: str) -> None:
     expect(page.locator(".answer").last).to_have_attribute("aria-busy", "false", timeout=20_000)
 
 
-def main(directory: Path) -> None:
-    with scripted(text("")) as server, sync_playwright() as playwright:
-        server.info = INFO
+def take(browser: Browser, directory: Path) -> None:
+    """Write every screenshot; fails where a state cannot be reached or a file is too large."""
+    with scripted(text("")) as server:
         server.stats = EngineStats(running=3, waiting=1, kv_usage=0.37)
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for name, (state, options) in SHOTS.items():
             context = browser.new_context(**options)
             page = context.new_page()
@@ -130,6 +129,12 @@ def main(directory: Path) -> None:
             page.screenshot(path=path)
             assert path.stat().st_size < LIMIT, path
             context.close()
+
+
+def main(directory: Path) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        take(browser, directory)
         browser.close()
 
 

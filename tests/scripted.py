@@ -30,11 +30,15 @@ INFO = EngineInfo(262_144, 32_768, 16, 65_536, "TPU v5e", "bfloat16", 0.1, 0.2, 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: deltas, each after `pause` seconds; or, with `status`, a refusal. `cut`: the stream just ends."""
+    """One answer: deltas, each after `pause` seconds, and `hold` seconds before the end; or, with `status`, a refusal.
+
+    `cut`: the stream just ends.
+    """
 
     deltas: Sequence[Delta] = ()
     finish: str = "stop"
     pause: float = 0.0
+    hold: float = 0.0
     status: int = 200
     error: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
@@ -164,6 +168,7 @@ async def _stream(state: Scripted, answer: Answer) -> AsyncIterator[bytes]:
                     "usage": _usage(count),
                 }
             )
+        await asyncio.sleep(answer.hold)
         ended = True
         if answer.error:
             yield _event({"error": answer.error})

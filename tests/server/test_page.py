@@ -172,6 +172,16 @@ def said(words: str) -> FakeEngine:
     return FakeEngine(script=[*byte_ids(words), TURN_END], sleep=0.002, max_model_len=4096)
 
 
+@pytest.mark.browser
+@browser_test[1]
+def test_the_screenshots_of_the_documentation_can_be_taken_anew(browser: Browser, tmp_path: Path):
+    from tests import screenshots  # which needs this module
+
+    screenshots.take(browser, tmp_path)
+    taken = {path.name for path in tmp_path.iterdir()}
+    assert taken == {path.name for path in (PAGE.parents[3] / "docs").glob("page-*.png")}
+
+
 class TestOverTheRealServer:
     pytestmark = browser_test
 
@@ -426,6 +436,30 @@ class TestThinkingAndTools:
             ]
             d.page.reload()
             expect(d.page.locator(".result pre")).to_have_text(["24", "x"])
+
+    def test_a_call_that_nobody_answers_is_not_sent_again(self, desk: Any):
+        with scripted(calls(("f", {"x": 1})), text("Ok.")) as server:
+            d = desk(server.url)
+            d.ask("call")
+            d.done()
+            d.ask("never mind")
+            d.done()
+            expect(d.page.locator(".result")).to_have_count(0)
+            assert [m["role"] for m in server.bodies[1]["messages"]] == ["user", "user"]
+
+    def test_a_pause_shows_all_that_has_come(self, desk: Any):
+        """A slow drawing puts off the next one, not for ever."""
+        deltas = [
+            {"content": piece}
+            for piece in pieces("| a | b |\n|---|---|\n" + "| x | y |\n" * 400, 8)
+        ]
+        with scripted(Answer([*deltas, {"content": "| last | z |"}], hold=20)) as server:
+            d = desk(server.url)
+            d.ask("hi")
+            expect(d.answer.locator("td", has_text="last")).to_be_visible()
+            expect(d.answer).to_have_attribute("aria-busy", "true")
+            d.page.keyboard.press("Escape")
+            d.done()
 
     def test_answering_again_replaces_the_answer(self, desk: Any):
         with scripted(text("One."), text("Two.")) as server:

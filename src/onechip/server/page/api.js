@@ -3,7 +3,7 @@
 // Every failure is a `Failure` with a kind; `advice` says what a person can do about it. Addresses are relative, so the
 // page works behind a proxy that serves it under a path.
 
-/** What went wrong. `kind`: unreachable, starting, gone, busy, key, invalid, cut or server. */
+/** What went wrong. `kind`: unreachable, starting, draining, gone, busy, key, invalid, cut or server. */
 export class Failure extends Error {
   constructor(kind, message, { param = null, wait = null } = {}) {
     super(message);
@@ -16,6 +16,7 @@ export class Failure extends Error {
 const ADVICE = {
   unreachable: ["The server cannot be reached", "Check that it is still running and that you are on the same network, then try again."],
   starting: ["The model is still loading", "Your message goes out as soon as you try again; the dot at the top turns green when it is ready."],
+  draining: ["The server is shutting down", "It takes nothing new. Try again when it has been started again."],
   gone: ["The engine has stopped", "It does not come back by itself: see the server's log, and start it again."],
   busy: ["The server is busy", "Its queue is full. Wait a moment, then try again."],
   key: ["An API key is needed", "Type the key this server was started with under Settings, then try again."],

@@ -15,21 +15,20 @@ export const newAnswer = (format) => ({
   stopped: false,
 });
 
-/** Whether an answer holds anything that may be sent back as history. */
-export const saidSomething = (answer) => Boolean(answer.content || answer.calls.length);
-
 /** The messages as they are sent, behind the system prompt if there is one. */
 export function wire(messages, system) {
   const sent = system ? [{ role: "system", content: system }] : [];
-  for (const message of messages) {
+  messages.forEach((message, i) => {
     if (message.role === "assistant") {
-      if (saidSomething(message)) sent.push(wireAnswer(message));
+      const answered = messages[i + 1]?.role === "tool"; // calls nobody answered are not sent: a server may refuse them
+      const calls = answered ? message.calls : [];
+      if (message.content || calls.length) sent.push(wireAnswer({ ...message, calls }));
     } else if (message.role === "tool") {
       sent.push({ role: "tool", tool_call_id: message.tool_call_id, name: message.name, content: message.content });
     } else {
       sent.push({ role: message.role, content: message.content });
     }
-  }
+  });
   return sent;
 }
 
@@ -92,7 +91,8 @@ export const seconds = (ms) => (ms < 9950 ? `${(ms / 1000).toFixed(ms < 995 ? 2 
 /** The calls of the last answer that still wait for results. */
 export function openCalls(messages) {
   const last = messages.at(-1);
-  return last?.role === "assistant" && !last.failure && !last.stopped ? last.calls : [];
+  const whole = last?.role === "assistant" && !last.failure && !last.stopped && last.finish !== "length";
+  return whole ? last.calls : [];
 }
 
 /** JSON, whole or cut anywhere, with line breaks. It is not parsed: numbers stay as they were written. */

@@ -197,8 +197,8 @@ async function failed(message, error) {
   }
   const failure = error instanceof Failure ? error : new Failure("server", error.message);
   if (failure.kind !== "invalid") await status.poll();
-  const starting = failure.kind === "gone" && status.latest.state === "starting";
-  message.failure = { kind: starting ? "starting" : failure.kind, message: failure.message, param: failure.param };
+  const passing = failure.kind === "gone" && ["starting", "draining"].includes(status.latest.state);
+  message.failure = { kind: passing ? status.latest.state : failure.kind, message: failure.message, param: failure.param };
 }
 
 function busy(now) {
@@ -212,6 +212,7 @@ function busy(now) {
 class Drawing {
   #draw;
   #asked = false;
+  #more = false; // something came after what was drawn
   #ended = false;
 
   constructor(draw) {
@@ -219,6 +220,7 @@ class Drawing {
   }
 
   ask() {
+    this.#more = this.#asked;
     if (this.#asked) return;
     this.#asked = true;
     requestAnimationFrame(() => {
@@ -229,6 +231,7 @@ class Drawing {
       const spent = performance.now() - begun;
       setTimeout(() => {
         this.#asked = false;
+        if (this.#more && !this.#ended) this.ask();
       }, Math.min(400, 2 * spent));
     });
   }
