@@ -4,6 +4,7 @@
 #   make test       the test suite
 #   make check      style, types and layering
 #   make bench-cpu  this engine against llama.cpp, same file, same machine
+#   make bench-client  how many streamed tokens a second the ladder's client follows
 #   make screenshots  the web page's, under docs/ (needs Chromium)
 #   make lock       write requirements.lock anew (needs uv)
 #   make clean      remove the environment and every cache
@@ -14,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve test check format bench-cpu screenshots lock clean
+.PHONY: install serve test check format bench-cpu bench-client screenshots lock clean
 
 install: $(STAMP)
 
@@ -50,6 +51,9 @@ bench-cpu: $(STAMP)
 
 screenshots: $(STAMP)
 	PYTHONPATH=. $(BIN)/python -m tests.screenshots
+
+bench-client: $(STAMP)
+	$(BIN)/python benchmarks/ladder_client.py $(ARGS)
 
 lock:
 	uv pip compile --universal --generate-hashes --python-version 3.11 --extra demo --extra report --extra otel --group dev \
