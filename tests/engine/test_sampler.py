@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from onechip.engine import batch as flag
 from onechip.engine.batch import BatchLayout
 from onechip.engine.buckets import Bucket
+from onechip.engine.grammar import words_of
 from onechip.engine.runner import _pack_sampling, row_flags
 from onechip.engine.sampler import log_probabilities, sample
 from onechip.engine.state import SlotState, admit, count_tokens, empty_state, slot_rows
@@ -451,3 +452,27 @@ def test_a_greedy_step_pays_for_no_sampling():
     outside = {equation.primitive.name for equation in traced.jaxpr.eqns}
     assert not outside & {"sort", "top_k", "cumsum", "exp", "scatter", "scatter-add", "gather"}
     assert not np.any(rows["flags"] & ~flag.SAMPLE)
+
+
+# Grammar masks.
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_chooses_as_the_same_allowed_ids_do(temperature: float) -> None:
+    draws = np.random.default_rng(5)
+    logits = draws.normal(size=(SLOTS, 300)).astype(np.float32)
+    sets = [draws.choice(300, 1 + row * 9, replace=False) for row in range(SLOTS)]
+    rows = [
+        SamplingParams(
+            temperature=temperature, seed=row, top_p=0.9, allowed_token_ids=tuple(map(int, ids))
+        )
+        for row, ids in enumerate(sets)
+    ]
+    wanted = draw(logits, rows)
+    free = [replace(one, allowed_token_ids=None) for one in rows]
+    fields = packed(free)
+    fields["flags"] = fields["flags"] | np.where(np.arange(SLOTS) % 2, flag.GRAMMAR, 0)
+    masks = np.stack([words_of(map(int, ids), 300) for ids in sets])
+    found = np.asarray(_sample(logits, fields, state_of(free, 300), masks))
+    assert found[1::2].tolist() == wanted[1::2].tolist()
+    assert found[::2].tolist() == draw(logits, free)[::2].tolist(), "unflagged rows are free"
