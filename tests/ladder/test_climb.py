@@ -214,3 +214,14 @@ def test_a_server_of_somebody_elses_is_measured_and_left_running(tmp_path: Path)
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_report_reads_what_a_ladder_wrote(tmp_path: Path):
+    arms = [arm(tmp_path, "first"), arm(tmp_path, "broken", "--die")]
+    assert cli.run(["ladder", "run", *arms, *questions(tmp_path)]) == 1
+    records = [str(tmp_path / "out" / f"{name}.json") for name in ("first", "broken")]
+    assert cli.run(["report", *records, "--no-plots", "--out", str(tmp_path / "report")]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "Evals: first" in text
+    assert "1.0000" in text
+    assert "no such model: gemma" in text

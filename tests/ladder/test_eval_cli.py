@@ -256,3 +256,10 @@ def wait_for_lines(path: Path, count: int) -> None:
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_the_shipped_arms_are_listed_with_their_settings(capsys: pytest.CaptureFixture[str]):
+    assert cli.run(["ladder", "arms"]) == 0
+    printed = capsys.readouterr().out
+    assert "vllm-tpu\n" in printed
+    assert "--set model (required), port" in printed

@@ -98,7 +98,7 @@ def bench_one(
     from onechip.ladder import one
 
     settings = one.OneSettings(max_tokens, repeats, at_once, endpoint_named(endpoint), ignore_eos)
-    return measured(*_server(url, **server), lambda run: one.measure(run, settings))
+    return measured(*server_of(url, **server), lambda run: one.measure(run, settings))
 
 
 @bench.command("sweep")
@@ -156,7 +156,7 @@ def bench_sweep(
     )
     if settings.targets_ms and not settings.rates:
         raise ConfigError("--goodput counts requests of an open load; add --rate")
-    return measured(*_server(url, **server), lambda run: sweep.measure(run, settings))
+    return measured(*server_of(url, **server), lambda run: sweep.measure(run, settings))
 
 
 RecordPath = Annotated[Path, typer.Argument(metavar="RECORD", help="A record, or its .partial.")]
@@ -247,17 +247,18 @@ def endpoint_named(name: str | None) -> "Endpoint | None":
     raise ConfigError(f"--endpoint {name!r} is neither chat nor completions")
 
 
-def _server(
+def server_of(
     url: str,
     *,
     model: str | None,
     api_key: str | None,
     header: list[str] | None,
     timeout: float,
+    kind: str = "bench",
     **place: Any,
 ) -> "tuple[Target, Place]":
-    """What `with_server`'s options describe."""
-    return target_of(url, model, api_key, header, timeout), place_of(**place)
+    """What `with_server`'s options describe; `kind` names a record that --out does not."""
+    return target_of(url, model, api_key, header, timeout), place_of(**place, kind=kind)
 
 
 def target_of(

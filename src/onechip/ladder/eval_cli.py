@@ -5,7 +5,7 @@ Owns their flags and what they print; the frame they share with `bench` is `ladd
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,12 +16,8 @@ from onechip.ladder.cli import (
     ApiKey,
     Chips,
     EndpointName,
-    Headers,
     IgnoreEos,
-    ModelName,
-    Out,
     Price,
-    Resume,
     Timeout,
     Url,
 )
@@ -66,6 +62,7 @@ Cache = Annotated[
 
 
 @evals.command("gsm8k")
+@cli.with_server
 def eval_gsm8k(
     url: Url,
     data: Annotated[
@@ -78,26 +75,18 @@ def eval_gsm8k(
     thinking: ThinkingMode = "off",
     endpoint: EndpointName = None,
     cache: Cache = None,
-    model: ModelName = None,
-    api_key: ApiKey = None,
-    header: Headers = None,
-    timeout: Timeout = 600.0,
-    out: Out = None,
-    resume: Resume = False,
-    accelerator: Accelerator = None,
-    chips: Chips = 1,
-    price: Price = None,
+    **server: Any,
 ) -> int:
     """Grade-school mathematics: 1,319 questions, greedy, the number on the last line."""
     from onechip.ladder import jobs
 
     asked = _questions(data, cache, limit, concurrency, gate, max_tokens, thinking, endpoint)
     job = jobs.gsm8k_job(asked, say)
-    target = cli.target_of(url, model, api_key, header, timeout)
-    return cli.measured(target, cli.place_of(out, resume, accelerator, chips, price, "gsm8k"), job)
+    return cli.measured(*cli.server_of(url, kind="gsm8k", **server), job)
 
 
 @evals.command("bfcl")
+@cli.with_server
 def eval_bfcl(
     url: Url,
     data: Annotated[
@@ -110,41 +99,25 @@ def eval_bfcl(
     max_tokens: MaxTokens = None,
     thinking: ThinkingMode = "off",
     cache: Cache = None,
-    model: ModelName = None,
-    api_key: ApiKey = None,
-    header: Headers = None,
-    timeout: Timeout = 600.0,
-    out: Out = None,
-    resume: Resume = False,
-    accelerator: Accelerator = None,
-    chips: Chips = 1,
-    price: Price = None,
+    **server: Any,
 ) -> int:
     """Function calls: BFCL simple, 400 questions, judged as the official checker does."""
     from onechip.ladder import jobs
 
     asked = _questions(data, cache, limit, concurrency, gate, max_tokens, thinking, None)
     job = jobs.bfcl_job(asked, say)
-    target = cli.target_of(url, model, api_key, header, timeout)
-    return cli.measured(target, cli.place_of(out, resume, accelerator, chips, price, "bfcl"), job)
+    return cli.measured(*cli.server_of(url, kind="bfcl", **server), job)
 
 
 @evals.command("probes")
+@cli.with_server
 def eval_probes(
     url: Url,
     group: Annotated[
         list[str] | None,
         typer.Option(help="tools, schemas or text; may be repeated.", show_default="all"),
     ] = None,
-    model: ModelName = None,
-    api_key: ApiKey = None,
-    header: Headers = None,
-    timeout: Timeout = 600.0,
-    out: Out = None,
-    resume: Resume = False,
-    accelerator: Accelerator = None,
-    chips: Chips = 1,
-    price: Price = None,
+    **server: Any,
 ) -> int:
     """Capabilities: tools, schemas in every spelling, reasoning, greedy identity, recall, pictures."""
     from onechip.ladder import jobs
@@ -153,8 +126,7 @@ def eval_probes(
     if unknown:
         raise ConfigError(f"--group {unknown.pop()!r} is none of {', '.join(jobs.PROBES)}")
     job = jobs.probes_job(tuple(group or jobs.PROBES))
-    target = cli.target_of(url, model, api_key, header, timeout)
-    return cli.measured(target, cli.place_of(out, resume, accelerator, chips, price, "probes"), job)
+    return cli.measured(*cli.server_of(url, kind="probes", **server), job)
 
 
 @evals.command("rescore")
