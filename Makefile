@@ -4,6 +4,7 @@
 #   make test       the test suite
 #   make check      style, types and layering
 #   make bench-cpu  this engine against llama.cpp, same file, same machine
+#   make docs       docs/api.md, from the code
 #   make bench-client  how many streamed tokens a second the ladder's client follows
 #   make screenshots  the web page's, under docs/ (needs Chromium)
 #   make lock       write requirements.lock anew (needs uv)
@@ -15,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install serve test check format bench-cpu bench-client screenshots lock clean
+.PHONY: docs install serve test check format bench-cpu bench-client screenshots lock clean
 
 install: $(STAMP)
 
@@ -54,6 +55,9 @@ screenshots: $(STAMP)
 
 bench-client: $(STAMP)
 	$(BIN)/python benchmarks/ladder_client.py $(ARGS)
+
+docs: $(STAMP)
+	$(BIN)/python -m onechip.server.surface > docs/api.md
 
 lock:
 	uv pip compile --universal --generate-hashes --python-version 3.11 --extra demo --extra report --extra otel --group dev \

@@ -194,6 +194,13 @@ def _part(part: Any, where: str) -> str:
         raise InvalidRequest(
             f"{where} has type {kind!r}: this model is served for text only", param=where
         )
+    unknown = sorted(set(part) - {"type", "text"})
+    if unknown:
+        raise InvalidRequest(
+            f"{where}: unknown field{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}",
+            param=where,
+            code="unknown_field",
+        )
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.text must be a string", param=where)

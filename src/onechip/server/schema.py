@@ -139,18 +139,30 @@ class Sampling(Strict):
     safety_identifier: Annotated[str | None, LABEL] = None
 
 
+class CalledFunction(Strict):
+    name: str
+    arguments: Any = None
+
+
+class ToolCall(Strict):
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+    index: Annotated[int | None, LABEL] = None
+
+
 class Message(Strict):
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    refusal: Annotated[str | None, LABEL] = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: None = None
     audio: None = None
-    annotations: list[Any] | None = None
+    annotations: Annotated[list[Any] | None, LABEL] = None
 
 
 class Function(Strict):
