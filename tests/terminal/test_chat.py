@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import readline
 import select
 import signal
 import subprocess
@@ -231,6 +232,15 @@ def test_many_lines_and_commands(tmp_path: Path):
         at.until("loaded 2 messages.*> ")
         at.type("/stats\r")
         at.until("2 messages; no answer yet")
+
+
+@pytest.mark.skipif("libedit" in (readline.__doc__ or ""), reason="needs GNU readline")
+def test_a_pasted_text_is_one_message(tmp_path: Path):
+    with scripted(text("Ok.")) as server, terminal(server.url, tmp_path) as at:
+        at.until("> ")
+        at.type("\x1b[200~one\n\n  two\x1b[201~\r")
+        at.until(r"Ok\.")
+        assert [m["content"] for m in server.bodies[0]["messages"]] == ["one\n\n  two"]
 
 
 def test_the_history_is_kept_for_the_user_alone(tmp_path: Path):

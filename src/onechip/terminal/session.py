@@ -34,7 +34,8 @@ class Stats:
         """For example: 212 tokens, 38.4 tokens/s, first after 0.21 s, prompt 1,024 tokens."""
         parts: list[str] = []
         if self.completion_tokens is not None:
-            parts.append(f"{self.completion_tokens:,} tokens")
+            plural = "" if self.completion_tokens == 1 else "s"
+            parts.append(f"{self.completion_tokens:,} token{plural}")
             seconds = self.total - (self.first or 0.0)
             if self.first is not None and self.completion_tokens > 1 and seconds > 0:
                 parts.append(f"{(self.completion_tokens - 1) / seconds:.1f} tokens/s")
