@@ -106,7 +106,7 @@ def _exit(_: Session, __: str) -> Result:
 
 
 KEYS = (
-    'Enter sends. A line that ends in \\ goes on; """ begins and ends a text of many lines; a pasted text is one message.',
+    'Enter sends. A line that ends in \\ goes on; """ begins and ends a text of many lines; pasted lines are one.',
     "Ctrl-C stops an answer, and leaves when pressed again. Ctrl-D leaves.",
 )
 COMMANDS = (
