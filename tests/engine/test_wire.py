@@ -14,7 +14,15 @@ from onechip.config import EngineConfig
 from onechip.engine import wire
 from onechip.engine.client import RemoteEngine, merge
 from onechip.engine.process import serve_engine
-from onechip.request import EngineInfo, EngineStats, Event, Request, SamplingParams, TokenLogprobs
+from onechip.request import (
+    EngineInfo,
+    EngineStats,
+    Event,
+    Grammar,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +67,16 @@ async def until(condition, seconds: float = 2.0) -> None:
         wire.Submit(
             (Request("a", (1, 2), SamplingParams(logit_bias={5: -1.5}, stop=("x",)), (1,)),)
         ),
+        wire.Submit(
+            (
+                Request(
+                    "a",
+                    (1,),
+                    SamplingParams(),
+                    grammar=Grammar("json_schema", "{}", "calls: ", "may_open", 100, 101, "", "x"),
+                ),
+            )
+        ),
         wire.Abort(("a", "b")),
         wire.Stop(),
     ],
@@ -75,7 +93,7 @@ def test_messages_to_the_engine_survive(message: wire.ToEngine):
         wire.Batch(
             (
                 Event("a", (1, 2), (TokenLogprobs(1, -0.5, (3,), (-1.0,)),), (None,), "stop", 2),
-                Event("b", finish="error", error="why", error_code="x"),
+                Event("b", finish="error", error="why", error_code="x", error_param="y"),
             ),
             EngineStats(running=3),
         ),
