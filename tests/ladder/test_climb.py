@@ -36,7 +36,11 @@ grace_s = 1
 [record]
 engine = "stub"
 weights = "none"
-commands = {{ version = ["echo", "1.5"], digest = ["echo", "sha256:abc"], python = ["echo", "3"] }}
+[record.commands]
+version = ["echo", "1.5"]
+digest = ["echo", "sha256:abc"]
+model_digest = ["echo", "f00 file"]
+python = ["echo", "3"]
 {extra}
 """)
     return str(path)
@@ -75,6 +79,7 @@ def test_every_arm_has_its_turn_and_its_record(tmp_path: Path):
             "sha256:abc",
             {"python": "3"},
         )
+        assert found.model.digest == "f00"
         assert found.software.serve_args[1].endswith("arm_stub.py")
         assert (found.model.id, found.model.weights, found.model.max_model_len) == (
             "scripted",

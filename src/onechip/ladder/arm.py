@@ -28,7 +28,8 @@ name without a slash or `.toml` is one of them, anything else is a path.
     grace_s = 30               # then KILL; always to the whole process group
     command = ["docker", "rm", "-f", "x"]   # run afterwards, for what lives outside the group
 
-    [record]                   # free text for the record, and commands whose output it keeps
+    [record]                   # free text for the record, and commands whose output it keeps; `version`,
+                               # `digest` (an image's) and `model_digest` have places of their own there
     engine = "vLLM"
     weights = "bf16"
     commands = { version = ["vllm", "--version"] }

@@ -43,6 +43,7 @@ class Place:
     software: Software = field(default_factory=Software)
     weights: str | None = None
     kv_cache_dtype: str | None = None
+    model_digest: str | None = None
     arm: str | None = None
 
 
@@ -67,7 +68,10 @@ async def opened(target: Target, place: Place, progress: Progress) -> AsyncGener
         server = await facts.ask(client)
         software = described(place.software, server.software)
         model = structs.replace(
-            server.model, weights=place.weights, kv_cache_dtype=place.kv_cache_dtype
+            server.model,
+            weights=place.weights,
+            kv_cache_dtype=place.kv_cache_dtype,
+            digest=place.model_digest,
         )
         header = new_header(model, software, place.hardware, command=place.command, arm=place.arm)
         with open_run(place.out, header, resume=place.resume) as journal:

@@ -194,6 +194,7 @@ def _place(arm: Arm, plan: Climb) -> Place:
     """The arm's own words, and what its commands print; the server fills in the rest once it runs."""
     packages = process.outputs(arm.commands, plan.environment)
     digest = packages.pop("digest", None)
+    weights = packages.pop("model_digest", "").split()  # sha256sum prints the file's name too
     software = Software(
         engine=arm.engine or None,
         version=packages.pop("version", None),
@@ -210,6 +211,7 @@ def _place(arm: Arm, plan: Climb) -> Place:
         software=software,
         weights=arm.weights or None,
         kv_cache_dtype=arm.kv_cache_dtype or None,
+        model_digest=weights[0] if weights else None,
         arm=arm.name,
     )
 
