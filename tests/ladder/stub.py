@@ -41,6 +41,7 @@ class Plan:
     text: str = " word"
     prompt_overhead: int = 1
     tokenize: str = "prompt"  # prompt, content, none
+    bytewise: bool = False  # a token a character
     crlf: bool = False
     refuse: dict[str, str] = field(default_factory=dict)
     logprobs: str = "completions"  # or chat (llama.cpp's shape), or none
@@ -102,7 +103,8 @@ class Stub:
         return None
 
     def tokens(self, text: str) -> int:
-        return len(text.split()) + self.plan.prompt_overhead
+        pieces = len(text) if self.plan.bytewise else len(text.split())
+        return pieces + self.plan.prompt_overhead
 
     async def generate(self, chat: bool, body: Any, writer: asyncio.StreamWriter) -> None:
         plan, loop = self.plan, asyncio.get_running_loop()

@@ -4,7 +4,7 @@ Owns the wording and the sizing. Filler prompts are common English words, one to
 with the seed; they differ from the first word on, so that no prefix cache can serve one from another. A run draws a
 seed of its own unless one is given: the same prompts twice would be answered from the cache of the first time.
 
-A length is exact where the server has /tokenize: words are added or taken until it counts right. Elsewhere it is
+A length is exact where the server has /tokenize: words, then letters are added until it counts right. Elsewhere it is
 calibrated: two requests of one token each show what a word and the wrapping cost, and the record says `calibrated`.
 The usage of every timed request is kept either way, so what was really sent is known.
 """
@@ -56,6 +56,14 @@ WORDS = (
     "culture chance brother energy period course summer plant opportunity term letter condition choice"
 ).split()
 
+FILLERS = (
+    " a",
+    " a",
+    ".",
+    "!",
+    ".",
+)  # in some vocabularies a letter is two tokens, and marks may join into one
+
 
 def words(seed: int, serial: int, count: int) -> list[str]:
     """`count` words, the same for the same seed and serial number."""
@@ -98,22 +106,35 @@ class Sizer:
         return await self._exact(tokens, wanted, self.tokenize)
 
     async def _exact(self, tokens: int, wanted: int, shape: str) -> str:
-        """Add or take words until the server counts `tokens`; the nearest below after a few tries."""
-        pool = words(self.seed, self.serial, 2 * wanted + 16)
-        text, best = "", ""
-        for _ in range(6):
+        """Words until the next would be too many, then filler; what is nearest below if nothing counts right."""
+        pool = words(self.seed, self.serial, wanted)
+        best, below, above = "", 0, wanted + 1
+        while above - below > 1:
             text = " ".join(pool[:wanted])
             counted = await count_tokens(self.client, shape, text)
             if counted is None or counted == tokens:
+                return text
+            if counted < tokens:
+                best, below = text, wanted
+            else:
+                above = wanted
+            if below == len(pool):
                 break
-            best = text if counted < tokens else best
-            wanted = min(max(1, wanted + tokens - counted), len(pool))
-        else:
-            return best or text
+            guess = round(wanted * tokens / counted)
+            wanted = min(max(guess, below + 1), above - 1)
+        return await self._filled(best or pool[0], tokens, shape)
+
+    async def _filled(self, text: str, tokens: int, shape: str) -> str:
+        """Add what is shorter than a word: letters, then marks."""
+        for unit in FILLERS:
+            counted = await count_tokens(self.client, shape, text) or tokens
+            longer = text + unit * max(0, tokens - counted)
+            if (await count_tokens(self.client, shape, longer) or tokens) <= tokens:
+                text = longer
         return text
 
     async def _calibrate(self) -> None:
-        few, many = 16, 80
+        few, many = 8, 32
         low, high = await self._tokens_of(few), await self._tokens_of(many)
         self.per_word = (high - low) / (many - few)
         self.wrapping = low - few * self.per_word
