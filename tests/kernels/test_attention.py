@@ -22,7 +22,7 @@ from onechip.cache.pages import PageTable, PoolShape
 from onechip.engine.buckets import Bucket, BucketTable
 from onechip.engine.runner import DeviceRunner, Shapes
 from onechip.errors import ConfigError
-from onechip.kernels import attention_tpu
+from onechip.kernels import attention_tpu, write_tpu
 from onechip.kernels.attention import (
     IMPLEMENTATIONS,
     KV,
@@ -401,7 +401,7 @@ def test_the_tpu_kernel_writes_its_slots_and_nothing_else(kv_heads: int):
     new = [rng.normal(size=(len(page), kv_heads, 16)).astype(np.float32) for _ in range(2)]
     kv = KV(jnp.asarray(pools[0]), jnp.asarray(pools[1]), "float32")
     where = (jnp.array(page), jnp.array(slot))
-    found = attention_tpu.write(kv, *map(jnp.asarray, new), *where, interpret=True)
+    found = write_tpu.write(kv, *map(jnp.asarray, new), *where, interpret=True)
     for pool, given, got in zip(pools, new, (found.k, found.v), strict=True):
         expected = pool.copy()
         expected[:, page, slot] = given.transpose(1, 0, 2)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from onechip.errors import ConfigError
-from onechip.kernels import attention_plain, attention_tpu, attention_triton
+from onechip.kernels import attention_plain, attention_tpu, attention_triton, write_tpu
 from onechip.kernels.rows import KV, Blocks, Ragged, Work, plan, storage_dtype
 
 __all__ = [
@@ -82,7 +82,7 @@ def write(
     A sequence's tokens lie side by side, in consecutive slots. What is meant for page 0 may go nowhere.
     """
     if _resolved(implementation) == "pallas_tpu":
-        return attention_tpu.write(kv, k, v, page, slot)
+        return write_tpu.write(kv, k, v, page, slot)
     return replace(kv, k=_scatter(kv, kv.k, k, page, slot), v=_scatter(kv, kv.v, v, page, slot))
 
 

@@ -4,8 +4,6 @@
               pages are on their way from HBM. A row's running softmax lies in VMEM. Rows of one token.
     prefill   one kernel walks the tiles of queries, and the blocks that each can see, fetching one block ahead, also
               across tiles. Queries come and outputs go by copies of their own, so a tile never touches other tokens.
-    write     new K/V goes to its page by reading, changing and writing back aligned groups of rows: a page's rows are
-              packed in pairs in a TPU's tiles, so no copy can write one alone. Only groups that change are touched.
 
 Some K/V heads (`Heads`) are handled together, as many as fill a tile's eight rows with queries; a query row is zero
 outside its own head's columns, so that heads share matmuls. Only pages that a row can see are read; keys that nobody
@@ -18,7 +16,7 @@ prefill; `splash_attention` has no pages.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,12 +27,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from onechip.kernels.rows import KV, MASKED, Blocks, Ragged, Tiles, Work, precision
+from onechip.kernels.write_tpu import SUBLANES, issue, nth, wait
 
 _ITEMS = 2  # of decode, computed side by side, so that one's matmul hides another's softmax
 _ITEM_BYTES = 5 << 18  # of K and V in one item: two groups of two are 5 MiB of VMEM
 _TILE_ROWS = 512  # query rows of a prefill tile, heads included
-_SUBLANES = 16  # rows of a bf16 tile; what `write` reads and writes back
-_WRITES = 32  # groups of rows that `write` has in flight
 
 _Item = tuple[Any, Any]  # a row, and which block of its keys
 _Part = tuple[
@@ -74,8 +71,8 @@ def blocks_for(
 
 def refusal(page_size: int, head_dims: Sequence[int], kv_dtype: str) -> str | None:
     """Why these kernels cannot run; None if they can."""
-    if page_size % _SUBLANES:
-        return f"needs pages of a multiple of {_SUBLANES} tokens, page_size is {page_size}"
+    if page_size % SUBLANES:
+        return f"needs pages of a multiple of {SUBLANES} tokens, page_size is {page_size}"
     odd = [dim for dim in head_dims if dim % 128]
     if odd:
         return f"needs head dims that are multiples of 128, the model has {odd[0]}"
@@ -94,7 +91,7 @@ def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fals
     assert work.items is not None
     split, columns = heads_of(heads, kv_heads), work.items.pages.shape[1]
     length, last = _singles(work)
-    whole = pl.BlockSpec((None, rows, split.queries, head_dim), partial(_nth, 4))
+    whole = pl.BlockSpec((None, rows, split.queries, head_dim), partial(nth, 4))
     pages = pl.BlockSpec(memory_space=pl.ANY)
     buffer = pltpu.VMEM((2, _ITEMS, columns, split.kv, page_size, head_dim), kv.k.dtype)
     running = pltpu.VMEM((rows, split.queries, 128), jnp.float32)
@@ -184,8 +181,8 @@ def _decode_kernel(
     def one(state: tuple[_Item, Any]) -> tuple[_Item, Any]:
         item, slot = state
         group, after = group_at(item)
-        each_copy(group_at(after)[0], 1 - slot, _start)
-        each_copy(group, slot, _wait)
+        each_copy(group_at(after)[0], 1 - slot, issue)
+        each_copy(group, slot, wait)
         parts: list[_Part] = []
         for which, item in enumerate(group):
             first, low, high = span(item)
@@ -207,7 +204,7 @@ def _decode_kernel(
     weight_ref[...] = jnp.zeros(weight_ref.shape)
     out_ref[...] = jnp.zeros(out_ref.shape)
     begin = (jnp.int32(0), jnp.int32(0))
-    each_copy(group_at(begin)[0], 0, _start)
+    each_copy(group_at(begin)[0], 0, issue)
     lax.while_loop(lambda state: state[0][0] < last, one, (begin, jnp.int32(0)))
     weight = weight_ref[..., :1]
     out_ref[...] = out_ref[...] / jnp.where(weight == 0, 1, weight)
@@ -324,11 +321,11 @@ def _prefill_kernel(
 
         @pl.when(after < count)
         def _next() -> None:
-            each_copy(after, lax.select(last, 0, block + 1), slot, _start)
-            pl.when(last)(lambda: each_query(after, _start))
+            each_copy(after, lax.select(last, 0, block + 1), slot, issue)
+            pl.when(last)(lambda: each_query(after, issue))
 
     def one_tile(tile: Any, turn: Any) -> Any:
-        each_query(tile, _wait)
+        each_query(tile, wait)
         most_ref[...] = jnp.full(most_ref.shape, MASKED)
         weight_ref[...] = jnp.zeros(weight_ref.shape)
         sum_ref[...] = jnp.zeros(sum_ref.shape)
@@ -341,7 +338,7 @@ def _prefill_kernel(
         def one_block(block: Any, turn: Any) -> Any:
             slot = lax.rem(turn, 2)
             ahead(tile, block, 1 - slot)
-            each_copy(tile, block, slot, _wait)
+            each_copy(tile, block, slot, wait)
             start = first + block * columns * page_size
             _clear(v_buffer.at[slot], start, low_ref[tile], high)
             key = start + lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -353,27 +350,22 @@ def _prefill_kernel(
             return turn + 1
 
         turn = lax.fori_loop(0, pl.cdiv(pages_ref[tile], columns), one_block, turn)
-        pl.when(tile > 0)(lambda: each_output(tile - 1, _wait))
+        pl.when(tile > 0)(lambda: each_output(tile - 1, wait))
         weight = weight_ref[:, :1]
         result = sum_ref[...] / jnp.where(weight == 0, 1, weight)
         out_buffer[...] = result.reshape(out_buffer.shape)
-        each_output(tile, _start)
+        each_output(tile, issue)
         return turn
 
     @pl.when(count > 0)
     def _run() -> None:
-        each_copy(0, 0, 0, _start)
-        each_query(0, _start)
+        each_copy(0, 0, 0, issue)
+        each_query(0, issue)
         lax.fori_loop(0, count, one_tile, 0)
-        each_output(count - 1, _wait)
+        each_output(count - 1, wait)
 
 
 # Phases that both share.
-
-
-def _nth(axes: int, index: Any, *_: Any) -> tuple[Any, ...]:
-    """The index map of blocks that split the first of `axes`."""
-    return (index, *[0] * (axes - 1))
 
 
 def _pools(block: Any, split: Heads, k_hbm: Any, v_hbm: Any) -> tuple[Any, Any]:
@@ -385,14 +377,6 @@ def _pools(block: Any, split: Heads, k_hbm: Any, v_hbm: Any) -> tuple[Any, Any]:
 def _page_count(keys: Any, page_size: int, columns: int) -> Any:
     """Pages of a block that has `keys` left, none when that is negative."""
     return lax.clamp(0, (keys + page_size - 1) // page_size, columns)
-
-
-def _start(copy: Any) -> None:
-    copy.start()
-
-
-def _wait(copy: Any) -> None:
-    copy.wait()
 
 
 def _each_page(
@@ -485,123 +469,3 @@ def _blocked(q: Array, split: Heads) -> Array:
 def _unblocked(out: Array) -> Array:
     blocks, tokens, queries, head_dim = out.shape
     return out.swapaxes(0, 1).reshape(tokens, blocks * queries, head_dim)
-
-
-# Writing.
-
-
-def write(kv: KV, k: Array, v: Array, page: Array, slot: Array, *, interpret: bool = False) -> KV:
-    """Put k and v [T, K, H] into (page, slot) [T] of the pool, which must be donated; page 0 is left alone."""
-    kv_heads, pages, page_size, head_dim = kv.k.shape
-    together = max(n for n in (1, 2, 4) if kv_heads % n == 0)
-    rows = k.shape[0] + 2 * _SUBLANES
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
-    mine = pl.BlockSpec((together, rows, head_dim), partial(_nth, 3))
-    aligned = (kv_heads, pages * page_size // _SUBLANES, _SUBLANES, head_dim)
-    buffer = pltpu.VMEM((_WRITES, together, _SUBLANES, head_dim), kv.k.dtype)
-    group, begin, first, size, count = _groups(page, slot, page_size)
-    pools = pl.pallas_call(
-        _write_kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=5,
-            grid=(kv_heads // together,),
-            in_specs=[mine, mine, hbm, hbm],
-            out_specs=[hbm, hbm],
-            scratch_shapes=[buffer, buffer, pltpu.SemaphoreType.DMA((2,))],
-        ),
-        out_shape=[jax.ShapeDtypeStruct(aligned, kv.k.dtype)] * 2,
-        input_output_aliases={7: 0, 8: 1},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
-        interpret=interpret,
-        name="write_pages",
-    )(
-        group, begin, first, size, count, _spread(k), _spread(v),
-        kv.k.reshape(aligned), kv.v.reshape(aligned),
-    )  # fmt: skip
-    return replace(kv, k=pools[0].reshape(kv.k.shape), v=pools[1].reshape(kv.v.shape))
-
-
-def _spread(new: Array) -> Array:
-    """[T, K, H] -> float32 [K, T + 32, H], so that a group's rows can be read from any offset."""
-    edge = (_SUBLANES, _SUBLANES)
-    return jnp.pad(new.astype(jnp.float32).swapaxes(0, 1), ((0, 0), edge, (0, 0)))
-
-
-def _groups(page: Array, slot: Array, page_size: int) -> tuple[Array, Array, Array, Array, Array]:
-    """The aligned groups of rows that tokens [T] go to, in order, and how many [1] there are.
-
-    Of each [T]: its index in the pool, its first token, that token's row in the group, and its tokens.
-    """
-    tokens = page.shape[0]
-    group = page * (page_size // _SUBLANES) + slot // _SUBLANES
-    real = page > 0
-    starts = real & (group != jnp.pad(group, (1, 0), constant_values=-1)[:-1])
-    number = jnp.where(real, jnp.cumsum(starts) - 1, tokens)
-    index = jnp.arange(tokens, dtype=jnp.int32)
-    begin = jnp.searchsorted(number, index, method="compare_all").astype(jnp.int32)
-    end = jnp.searchsorted(number, index, side="right", method="compare_all").astype(jnp.int32)
-    at = jnp.minimum(begin, tokens - 1)
-    return group[at], begin, slot[at] % _SUBLANES, end - begin, starts.sum()[None]
-
-
-def _write_kernel(
-    group_ref: Any,  # [T] int32, like the next four in SMEM
-    begin_ref: Any,  # [T]
-    first_ref: Any,  # [T]
-    size_ref: Any,  # [T]
-    count_ref: Any,  # [1]
-    k_ref: Any,  # [heads, T + 32, H] float32
-    v_ref: Any,
-    _k_before: Any,  # the pools, the same memory as the outputs
-    _v_before: Any,
-    k_hbm: Any,  # [K, groups, 16, H]
-    v_hbm: Any,
-    k_buffer: Any,  # [_WRITES, heads, 16, H]
-    v_buffer: Any,
-    arrived: Any,  # semaphores: 0 reads, 1 writes
-) -> None:
-    heads = k_ref.shape[0]
-    mine = pl.ds(pl.program_id(0) * heads, heads)
-    every = ((k_ref, k_hbm.at[mine], k_buffer), (v_ref, v_hbm.at[mine], v_buffer))
-
-    def read(batch: Any, act: Any, index: Any, _: Any) -> None:
-        for _new, pool, buffer in every:
-            old = pool.at[:, group_ref[batch + index]]
-            act(pltpu.make_async_copy(old, buffer.at[index], arrived.at[0]))
-
-    def put_back(batch: Any, act: Any, index: Any, _: Any) -> None:
-        for _new, pool, buffer in every:
-            old = pool.at[:, group_ref[batch + index]]
-            act(pltpu.make_async_copy(buffer.at[index], old, arrived.at[1]))
-
-    def change(batch: Any, index: Any, _: Any) -> None:
-        first, size = first_ref[batch + index], size_ref[batch + index]
-        start = begin_ref[batch + index] - first + _SUBLANES
-        shift = lax.rem(start, 8)
-        aligned = pl.ds(pl.multiple_of(start - shift, 8), _SUBLANES + 8)
-        for new_ref, _pool, buffer in every:
-            for head in range(heads):
-                # Loads begin at a tile's first row: load one tile more, and turn the rows into place.
-                rows = pltpu.roll(
-                    new_ref[head, aligned], lax.rem(_SUBLANES + 8 - shift, _SUBLANES + 8), 0
-                )
-                old = buffer[index, head]
-                row = lax.broadcasted_iota(jnp.int32, old.shape, 0)
-                changed = (row >= first) & (row < first + size)
-                new = jnp.where(changed, rows[:_SUBLANES], old.astype(jnp.float32))
-                buffer[index, head] = new.astype(old.dtype)
-
-    def one(index: Any, _: Any) -> None:
-        batch = index * _WRITES
-        count = lax.min(count_ref[0] - batch, _WRITES)
-        phases = (
-            partial(read, batch, _start),
-            partial(read, batch, _wait),
-            partial(change, batch),
-            partial(put_back, batch, _start),
-            partial(put_back, batch, _wait),
-        )
-        for phase in phases:
-            lax.fori_loop(0, count, phase, None)
-
-    lax.fori_loop(0, pl.cdiv(count_ref[0], _WRITES), one, None)
