@@ -29,6 +29,9 @@ ENDLESS = (
     ' "$ref": "#/$defs/n"}'
 )
 
+LINKS = [f'"n{i}": {{"allOf": [{{"$ref": "#/$defs/n{i + 1}"}}]}}' for i in range(900)]
+CHAIN = f'{{"$defs": {{{", ".join(LINKS)}, "n900": {{"type": "null"}}}}, "$ref": "#/$defs/n0"}}'
+
 
 @pytest.fixture(scope="module")
 def grammars() -> GrammarCompiler:
@@ -160,6 +163,13 @@ def test_words_hold_the_bits_of_ids() -> None:
         ('{"minProperties": 3}', "minProperties"),
         ('{"const": "a\\u0000b"}', "control character"),
         ("[" * 80 + "]" * 80, "object"),
+        ('{"type": "object", "required": 5, "properties": []}', "."),
+        ('{"allOf": 3}', "."),
+        ('{"type": [{}, 1]}', "."),
+        ('{"type": "array", "minItems": "x"}', "."),
+        ('{"$ref": 5}', "."),
+        ('{"enum": 7}', "."),
+        (CHAIN, "too many"),
         ('{"allOf": ' * 70 + "{}" + "}" * 70, "deeper"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Requests under a grammar through the whole loop, on a device that draws at random from the masks it is given."""
 
 import json
+import threading
 from typing import Any
 
 import jsonschema
@@ -8,6 +9,7 @@ import pytest
 from tests.fake_runner import Outcome, fake_engine, gather, request
 from tests.grammar_walk import EOS, text_of
 
+from onechip.engine import grammar_compiler
 from onechip.engine.loop import Engine, run_until_idle
 from onechip.request import Grammar, Request
 
@@ -78,7 +80,9 @@ def test_preemption_keeps_the_place_in_the_grammar() -> None:
 def test_an_abort_while_compiling_or_running_leaves_nothing() -> None:
     engine = fake_engine()
     engine.submit(constrained("early"))
+    assert engine.stats().waiting == 1
     engine.abort("early")
+    assert engine.stats().waiting == 0
     engine.submit(constrained("late"))
     events = []
     while not any(event.token_ids for event in events):
@@ -145,3 +149,36 @@ def test_allowed_ids_that_leave_nothing_are_an_error_and_not_a_free_row() -> Non
 def test_a_truncated_structure_ends_with_length() -> None:
     outcome = run(fake_engine(), constrained("r", most=3))["r"]
     assert (outcome.finish, len(outcome.tokens)) == ("length", 3)
+
+
+def test_a_compilation_that_takes_too_long_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others go on; the thread's late result is nobody's."""
+    release = threading.Event()
+    engine = fake_engine()
+    assert engine.grammars is not None
+    run(engine, constrained("warm"))
+    slow = engine.grammars._compile
+    monkeypatch.setattr(grammar_compiler, "COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr(engine.grammars, "_compile", lambda *a: (release.wait(10), slow(*a))[1])
+    stuck = constrained("stuck", grammar=Grammar("choice", '["slow"]', param="guided_choice"))
+    outcomes = run(engine, stuck, constrained("known"), request("free", 5, 20))
+    release.set()
+    assert (outcomes["stuck"].finish, outcomes["stuck"].error_param) == ("error", "guided_choice")
+    assert outcomes["known"].finish == "stop" and outcomes["free"].finish == "length"
+
+
+def test_a_grammar_that_breaks_the_compiler_does_not_break_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = fake_engine()
+    assert engine.grammars is not None
+
+    def broken(*_: Any) -> Any:
+        raise BaseException("a panic in the library")
+
+    monkeypatch.setattr(engine.grammars, "_compile", broken)
+    outcomes = run(engine, constrained("r"), request("free", 5, 5))
+    assert (outcomes["r"].finish, outcomes["r"].error_code) == ("error", "invalid_value")
+    assert outcomes["free"].finish == "length"

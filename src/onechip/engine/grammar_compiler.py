@@ -9,15 +9,17 @@
        mates wait only for what a mask takes longer than a forward pass.
 
 Limits: llguidance's own fuel stops an exponential grammar, when it is compiled and in every mask (about 15 ms at
-worst); a request waits COMPILE_SECONDS at most; `validate` limits a grammar's length, `json_schema` its depth.
+worst); a compilation takes COMPILE_SECONDS at most; `validate` limits a grammar's length, `json_schema` its depth.
 """
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
 from threading import Lock
 
 import numpy as np
@@ -41,6 +43,14 @@ IDLE_WAIT_S = 0.005
 Index = tuple[LLTokenizer, Bits]
 
 
+@dataclass
+class _Job:
+    """A grammar being compiled; `started` when its turn came and the vocabulary was there."""
+
+    future: Future[RowGrammar] = field(default_factory=Future[RowGrammar])
+    started: float = math.inf
+
+
 class GrammarCompiler:
     """Compiles grammars and makes masks for one engine. `vocabulary` is called once, on a worker thread."""
 
@@ -59,7 +69,7 @@ class GrammarCompiler:
         self._index: Future[Index] | None = None
         self._lock = Lock()
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._pending: dict[Sequence, tuple[Future[RowGrammar], float]] = {}
+        self._pending: dict[Sequence, _Job] = {}
 
     def __len__(self) -> int:
         """How many requests wait for their grammar."""
@@ -73,20 +83,25 @@ class GrammarCompiler:
     def start(self, sequence: Sequence) -> None:
         """Begin to compile the grammar of a sequence."""
         self.warm()
-        deadline = time.monotonic() + COMPILE_SECONDS
-        self._pending[sequence] = (self._pool.submit(self._place, sequence), deadline)
+        job = self._pending[sequence] = _Job()
+        job.future = self._pool.submit(self._place, sequence, job)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Nobody waits for the sequence's grammar any more."""
+        job = self._pending.pop(sequence, None)
+        if job is not None:
+            job.future.cancel()
 
     def ready(self, *, wait: bool) -> list[tuple[Sequence, RowGrammar | InvalidRequest]]:
         """The sequences whose grammar is compiled, or cannot be. `wait`: a moment, when there is nothing else to do."""
         if wait and self._pending:
-            futures = [future for future, _ in self._pending.values()]
+            futures = [job.future for job in self._pending.values()]
             wait_for(futures, IDLE_WAIT_S, return_when=FIRST_COMPLETED)
         found: list[tuple[Sequence, RowGrammar | InvalidRequest]] = []
-        for sequence, (future, deadline) in self._pending.items():
-            if future.done():
-                found.append((sequence, _outcome(sequence, future)))
-            elif time.monotonic() > deadline:
-                future.cancel()
+        for sequence, job in self._pending.items():
+            if job.future.done():
+                found.append((sequence, _outcome(sequence, job.future)))
+            elif time.monotonic() - job.started > COMPILE_SECONDS:
                 found.append((sequence, _too_slow(sequence)))
         for sequence, _ in found:
             del self._pending[sequence]
@@ -108,10 +123,11 @@ class GrammarCompiler:
             for place, (index, grammar) in enumerate(rows.items())
         }
 
-    def _place(self, sequence: Sequence) -> RowGrammar:
+    def _place(self, sequence: Sequence, job: "_Job") -> RowGrammar:
         request = sequence.request
         assert request.grammar is not None and self._index is not None
         tokenizer, bits = self._index.result()
+        job.started = time.monotonic()
         matcher = self._matcher(request.grammar, tokenizer)
         allowed = request.sampling.allowed_token_ids
         return RowGrammar(request.grammar, matcher, bits, request.stop_ids, allowed)

@@ -8,12 +8,13 @@ the standard does not know are annotations, as the standard says.
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import Any
 from urllib.parse import unquote
 
 from onechip.errors import InvalidRequest
 
 MAX_DEPTH = 64  # nesting of a schema's text
+MAX_VISITS = 200_000  # of schemas, in following references: 0.1 s
 
 # Characters without an escape of two letters: llguidance drops them from what it matches (see `lark.ESCAPES`).
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
@@ -31,10 +32,10 @@ def checked_schema(text: str, param: str) -> Schema | bool:
     if not isinstance(schema, dict | bool):
         raise InvalidRequest(f"{param}: a JSON schema is an object, not {text:.40}", param=param)
     try:
-        check_depth(schema)
+        _check_depth(schema)
         for part in subschemas(schema):
             _check_keywords(part)
-        _check_end(schema)
+        _Endings(schema).check()
     except _Refused as error:
         raise InvalidRequest(f"{param} cannot be enforced: {error}", param=param) from error
     return schema
@@ -83,7 +84,7 @@ def _texts(value: Any) -> Iterator[str]:
         stack.extend(_children(one))
 
 
-def check_depth(value: Any) -> None:
+def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [child for parent in level for child in _children(parent)]
@@ -97,10 +98,6 @@ def _children(value: Any) -> Iterator[Any]:
         yield from value.values()
     elif isinstance(value, list):
         yield from value
-
-
-def is_schema(value: Any) -> TypeGuard[Schema]:
-    return isinstance(value, dict)
 
 
 def subschemas(value: Any) -> Iterator[Schema]:
@@ -127,48 +124,64 @@ def resolve(root: Schema | bool, reference: str) -> Any:
     return value
 
 
-def _check_end(root: Schema | bool) -> None:
-    """Raise unless some finite text satisfies the schema: the least fixpoint over what its references point at."""
-    references = {s["$ref"] for s in subschemas(root) if isinstance(s.get("$ref"), str)}
-    ending: set[str] = set()
-    while True:
-        more = {r for r in references - ending if _ends(resolve(root, r), ending)}
-        if not more:
-            break
-        ending |= more
-    if not _ends(root, ending):
-        loops = sorted(references - ending)
-        raise _Refused(f"$ref {', '.join(loops)} requires itself: no text would ever be complete")
+class _Endings:
+    """Which references a finite value can satisfy: the least fixpoint, found by asking all until nothing is new."""
 
+    def __init__(self, root: Schema | bool):
+        self.root = root
+        self.proven: set[str] = set()
+        self._left = MAX_VISITS
 
-def _ends(schema: Any, ending: set[str]) -> bool:
-    """Whether a finite value satisfies `schema`, if the references in `ending` can be."""
-    if not is_schema(schema):
-        return True
-    if isinstance(schema.get("$ref"), str) and schema["$ref"] not in ending:
-        return False
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        if isinstance(options, list) and not any(_ends(one, ending) for one in options):
+    def check(self) -> None:
+        """Raise _Refused unless some finite text satisfies the schema."""
+        found = (part.get("$ref") for part in subschemas(self.root))
+        open_ones = {reference for reference in found if isinstance(reference, str)}
+        while more := {r for r in open_ones if self._ends(resolve(self.root, r))}:
+            self.proven |= more
+            open_ones -= more
+        if not self._ends(self.root):
+            loops = ", ".join(sorted(open_ones))
+            raise _Refused(f"$ref {loops} requires itself: no text would ever be complete")
+
+    def _ends(self, schema: Any) -> bool:
+        """Whether a finite value satisfies `schema`, if the proven references can be."""
+        self._left -= 1
+        if self._left < 0:
+            raise _Refused("its references are too many to follow")
+        if not isinstance(schema, dict):
+            return True
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in self.proven:
             return False
-    if not all(_ends(one, ending) for one in schema.get("allOf") or ()):
-        return False
-    kinds = schema.get("type")
-    kinds = {kinds} if isinstance(kinds, str) else set(kinds or ("null",))
-    return bool(kinds - {"object", "array"}) or (
-        ("object" in kinds and _object_ends(schema, ending))
-        or ("array" in kinds and _array_ends(schema, ending))
-    )
+        choices = [_list(schema, key) for key in ("anyOf", "oneOf")]
+        if not all(any(map(self._ends, options)) for options in choices if options):
+            return False
+        if not all(map(self._ends, _list(schema, "allOf"))):
+            return False
+        declared = schema.get("type")
+        kinds = [declared] if isinstance(declared, str) else _list(schema, "type") or ["null"]
+        return (
+            any(kind not in ("object", "array") for kind in kinds)
+            or ("object" in kinds and self._object_ends(schema))
+            or ("array" in kinds and self._array_ends(schema))
+        )
+
+    def _object_ends(self, schema: Schema) -> bool:
+        properties = schema.get("properties")
+        declared: Schema = properties if isinstance(properties, dict) else {}
+        other = schema.get("additionalProperties", True)
+        names = [name for name in _list(schema, "required") if isinstance(name, str)]
+        return all(self._ends(declared.get(name, other)) for name in names)
+
+    def _array_ends(self, schema: Schema) -> bool:
+        least = schema.get("minItems")
+        count = least if isinstance(least, int) else 0
+        first = _list(schema, "prefixItems")
+        rest = [schema.get("items", True)] if count > len(first) else []
+        return all(map(self._ends, [*first[:count], *rest]))
 
 
-def _object_ends(schema: Schema, ending: set[str]) -> bool:
-    properties = schema.get("properties") or {}
-    other = schema.get("additionalProperties", True)
-    return all(_ends(properties.get(name, other), ending) for name in schema.get("required") or ())
-
-
-def _array_ends(schema: Schema, ending: set[str]) -> bool:
-    least = schema.get("minItems", 0)
-    first = schema.get("prefixItems") or []
-    rest = [schema.get("items", True)] if least > len(first) else []
-    return all(_ends(one, ending) for one in [*first[: int(least)], *rest])
+def _list(schema: Schema, key: str) -> list[Any]:
+    """The list under `key`; what is none is llguidance's to refuse."""
+    value = schema.get(key)
+    return value if isinstance(value, list) else []

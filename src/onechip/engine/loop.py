@@ -207,8 +207,6 @@ class Engine:
             return
         nothing_else = not (self.flying or self.scheduler.running or self.scheduler.waiting)
         for sequence, outcome in self.grammars.ready(wait=nothing_else):
-            if sequence.finish is not None:
-                continue  # aborted meanwhile
             if isinstance(outcome, InvalidRequest):
                 self._fail(sequence, outcome)
             else:
@@ -253,6 +251,8 @@ class Engine:
         assert sequence.finish is None and event.finish is not None
         sequence.finish = event.finish
         self.scheduler.remove(sequence)
+        if self.grammars:
+            self.grammars.drop(sequence)
         del self.sequences[sequence.id]
         self.ended.append(event)
 
