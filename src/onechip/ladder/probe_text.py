@@ -29,7 +29,7 @@ REPEATS = 4
 RECALL_SIZES = (2048, 8192, 14336, 32768, 65536, 131072)  # the published depths, then doubling
 RECALL_ROOM = 256  # tokens left for the question, the template and the answer
 NEEDLES = (0.1, 0.5, 0.9)  # where in the context a number is hidden
-CALIBRATION = 64  # sentences sent once to learn how many tokens one has
+CALIBRATION = (4, 20)  # sentences sent to learn, from the difference, how many tokens one has
 SIDE = 224
 
 PLACES = "harbour market library garden station museum bakery chapel orchard workshop theatre mill".split()
@@ -134,16 +134,17 @@ async def _recall(client: Client, size: int, max_model_len: int | None) -> Findi
     """Hide numbers at several depths of about `size` tokens of distinct sentences, and ask for all of them."""
     if max_model_len is not None and size > max_model_len:
         return Finding("unsupported", f"the server takes {max_model_len} tokens")
-    sample = await client.chat(
-        [user(" ".join(sentences(CALIBRATION, 0)))], temperature=0, max_tokens=1
-    )
-    if sample.error is not None:
-        return Finding(refusal_or_error(sample), sample.error.message, sample)
-    if sample.usage is None:
-        return Finding(
-            "error", "the server reports no usage, so the context cannot be sized", sample
-        )
-    count = int((size - RECALL_ROOM) * CALIBRATION / sample.usage.prompt_tokens)
+    sizes: list[int] = []
+    for number in CALIBRATION:
+        text = " ".join(sentences(number, 0))
+        sample = await client.chat([user(text)], temperature=0, max_tokens=1)
+        if sample.error is not None:
+            return Finding(refusal_or_error(sample), sample.error.message, sample)
+        if sample.usage is None:
+            return Finding("error", "no usage is reported, so no context can be sized", sample)
+        sizes.append(sample.usage.prompt_tokens)
+    each = max(1, sizes[1] - sizes[0]) / (CALIBRATION[1] - CALIBRATION[0])
+    count = int((size - RECALL_ROOM) / each)
     text, codes = haystack(count, size)
     names = ", ".join(codes)
     asked = f"{text}\n\nWhich numbers belong to {names}? List each number."

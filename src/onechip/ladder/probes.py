@@ -57,10 +57,15 @@ class Probe:
 
 
 def once(domain: str, name: str, messages: Sequence[Message], check: Check, **fields: Any) -> Probe:
-    """A probe of one chat request. `check` says what is wrong with the answer, or None."""
+    """A probe of one chat request. `check` says what is wrong with the answer, or None.
+
+    A short server is asked for no more than half its length, so that it is not refused for want of room.
+    """
 
     async def run(client: Client, max_model_len: int | None) -> Finding:
-        return judged(await client.chat(messages, temperature=0, **fields), check)
+        room = min(fields["max_tokens"], (max_model_len or 2**31) // 2)
+        asked = {**fields, "max_tokens": room}
+        return judged(await client.chat(messages, temperature=0, **asked), check)
 
     return Probe(domain, name, run)
 
