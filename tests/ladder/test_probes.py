@@ -165,6 +165,10 @@ def weather(*arguments: str, finish: str | None = None) -> Script:
     return always(Say(calls=tuple(("get_weather", each) for each in arguments), finish=finish))
 
 
+def forgetful(body: dict[str, Any]) -> Say:
+    return Say("I do not remember.", prompt_tokens=words(body["messages"][-1]["content"]))
+
+
 BAD: list[tuple[str, Script, str]] = [
     ("one call, optional argument inferred", weather('{"city": "Boston"}'), "1 calls where"),
     ("one call, optional argument inferred", weather('{"city": "Boston", "unit": "celsius"}'), "1 calls where"),
@@ -194,7 +198,7 @@ BAD: list[tuple[str, Script, str]] = [
     ("split from the answer, thinking on", always(Say("17*23 ... it is 391")), "no reasoning came"),
     ("split from the answer, thinking on", always(Say("390", reasoning="hm")), "391 is not"),
     ("none with thinking off", always(Say("391", reasoning="hm")), "thinking is off"),
-    ("recall in 2048 tokens", lambda b: Say("1", prompt_tokens=words(b["messages"][-1]["content"])), "is not in the text"),
+    ("recall in 2048 tokens", forgetful, "is not in the text"),
     ("colour of one", always(Say("Blue")), "red is not in the text"),
     ("two in order", always(Say("green, blue")), "blue, then green"),
 ]  # fmt: skip
