@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from onechip.chat.controls import after_thought, controls_of
-from onechip.chat.output import ChoiceOutput
+from onechip.chat.controls import after_thought, controls_of, prompt_end
+from onechip.chat.output import ChoiceOutput, Finish
+from onechip.chat.parts import Call, Gathered
+from onechip.chat.reading import Reading
+from onechip.chat.schemas import tool_schemas
 from onechip.chat.template import choose
 from onechip.chat.tokenizer import Tokenizer, load_tokenizer
+from onechip.chat.tools import declared
 from onechip.checkpoint.source import default_cache_dir, open_checkpoint
 from onechip.config import EngineConfig
 from onechip.engine.build import build_from
@@ -23,20 +27,25 @@ from onechip.engine.runner import DeviceRunner
 from onechip.engine.validate import check_prompt, grammar_of, prepare
 from onechip.errors import ConfigError, OnechipError
 from onechip.model.spec import model_config
-from onechip.request import Event, FinishReason, Request, SamplingParams, TokenLogprobs
+from onechip.request import Event, Request, SamplingParams, TokenLogprobs
 
 Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of one prompt (one choice of it). `logprobs` is parallel to `token_ids` when asked for."""
+    """What became of one prompt (one choice of it). `logprobs` is parallel to `token_ids` when asked for.
+
+    Of a chat, `text` is the content, beside the thought (`reasoning`) and the calls; a call's arguments are JSON text.
+    """
 
     token_ids: tuple[int, ...]
     text: str
-    finish_reason: FinishReason
+    finish_reason: Finish
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[Call, ...] = ()
 
 
 class LLM:
@@ -88,11 +97,14 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
         **variables: Any,
     ) -> Completion:
         """Answer a conversation through the checkpoint's chat template. max_tokens None: to the end of the context.
 
-        With structured_outputs and enable_thinking=True the structure begins where the thought ends.
+        `tools`: in OpenAI's shape; only with them are calls read. `variables` go to the template. With
+        structured_outputs and enable_thinking=True the structure begins where the thought ends.
         """
         tokenizer = self._require_tokenizer()
         source = self._checkpoint.source
@@ -102,18 +114,20 @@ class LLM:
         )
         if template is None:
             raise ConfigError(f"{source} has no chat template and no turn tokens; use generate")
-        ids = template.encode(messages, variables=variables)
+        ids = template.encode(messages, tools=declared(tools), variables=variables)
+        controls = controls_of(tokenizer)
         chosen, grammar = params or SamplingParams(max_tokens=None), None
         if chosen.structured_outputs is not None:
             grammar = after_thought(
                 grammar_of(chosen.structured_outputs),
-                controls_of(tokenizer),
+                controls,
                 ids,
                 thinking=variables.get("enable_thinking") is True,
             )
         key, info = f"llm-{next(self._ids)}", self.engine.info
         requests = prepare(key, ids, chosen, info, self.config.eos_ids, grammar=grammar)
-        return self._run(list(requests))[0]
+        schemas = tool_schemas(tools) if tools else None
+        return self._run(list(requests), Reading(controls, prompt_end(ids, controls), schemas))[0]
 
     def score(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32 [n, V]: logits after each of n tokens, through the paged path, chunk by chunk."""
@@ -158,8 +172,8 @@ class LLM:
         while self.engine.has_work:
             self.engine.step()
 
-    def _run(self, requests: list[Request]) -> list[Completion]:
-        answers = {request.id: _Answer(request, self.tokenizer) for request in requests}
+    def _run(self, requests: list[Request], reading: Reading | None = None) -> list[Completion]:
+        answers = {request.id: _Answer(request, self.tokenizer, reading) for request in requests}
         engine, unsent = self.engine, deque(requests)
         try:
             while unsent or engine.has_work:
@@ -176,17 +190,21 @@ class LLM:
 class _Answer:
     """Gathers one request's events into a Completion."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None):
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, reading: Reading | None):
         if tokenizer is None and request.sampling.stop:
             raise ConfigError(
                 "stop strings need a tokenizer, and this checkpoint has none; use stop_token_ids"
             )
-        self.output = None if tokenizer is None else ChoiceOutput(tokenizer, request.sampling)
-        self.text: list[str] = []
+        self.output = (
+            None
+            if tokenizer is None
+            else ChoiceOutput(tokenizer, request.sampling, reading=reading)
+        )
+        self.said = Gathered()
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt: tuple[TokenLogprobs | None, ...] | None = None
-        self.finish: FinishReason | None = None
+        self.finish: Finish | None = None
 
     def push(self, event: Event) -> bool:
         """Take an event; True when a stop string has ended the text and the engine need not go on."""
@@ -205,11 +223,18 @@ class _Answer:
         if self.output is None or event.finish == "abort":
             return False
         delta = self.output.push(event)
-        self.text.append(delta.text)
+        self.said.add(delta.pieces)
         self.finish = delta.finish
         return delta.stop_hit
 
     def completion(self) -> Completion:
         assert self.finish is not None
-        text = "".join(self.text)
-        return Completion(tuple(self.tokens), text, self.finish, tuple(self.logprobs), self.prompt)
+        return Completion(
+            tuple(self.tokens),
+            self.said.content,
+            self.finish,
+            tuple(self.logprobs),
+            self.prompt,
+            self.said.reasoning,
+            tuple(self.said.calls),
+        )

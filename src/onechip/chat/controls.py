@@ -10,7 +10,7 @@ from typing import Literal
 from onechip.chat.tokenizer import GEMMA4_CONTROL, Tokenizer
 from onechip.request import Grammar
 
-Control = Literal["call", "call_end", "quote", "channel", "channel_end", "end", "other"]
+Control = Literal["call", "call_end", "quote", "channel", "channel_end", "turn", "end", "other"]
 PromptEnd = Literal["no_channel", "open_channel", "closed_channel"]
 
 MEANINGS: Mapping[str, Control] = {
@@ -20,11 +20,10 @@ MEANINGS: Mapping[str, Control] = {
     "<|channel>": "channel",
     "<channel|>": "channel_end",
     "<|tool_response>": "end",
-    "<|turn>": "end",
+    "<|turn>": "turn",
     "<turn|>": "end",
     "<eos>": "end",
 }
-STOPS = ("<eos>", "<turn|>", "<|tool_response>")
 
 
 def controls_of(tokenizer: Tokenizer) -> dict[int, Control]:
@@ -46,7 +45,7 @@ def prompt_end(ids: Sequence[int], controls: Mapping[int, Control]) -> PromptEnd
                 return "open_channel"
             case "channel_end":
                 return "closed_channel"
-            case "end" | "call" | "call_end":
+            case "turn" | "end" | "call" | "call_end":
                 return "no_channel"
             case _:
                 pass
