@@ -107,14 +107,18 @@ def test_a_hundred_thousand_random_answers():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_time_is_linear_in_the_length_of_a_random_answer(seed: int):
-    """Four times the tokens take less than eight times as long, in groups and at once."""
+    """Four times the tokens take less than ten times as long, in groups and at once."""
     rng, choices = random.Random(seed), pieces()
-    ids = [i for _ in range(8000) for i in rng.choice(choices) if i not in STOPS]
+    ids = [i for _ in range(2000) for i in rng.choice(choices) if i not in STOPS]
 
     def seconds(ids: list[int], group: int | None) -> float:
-        started = time.process_time()
-        parse(ids, TOOLS, group=group, tokenizer=dialect())
-        return time.process_time() - started
+        """The best of three: the machine may have other things to do."""
+        times: list[float] = []
+        for _ in range(3):
+            started = time.process_time()
+            parse(ids, TOOLS, group=group, tokenizer=dialect())
+            times.append(time.process_time() - started)
+        return min(times)
 
     for group in (None, 1):
-        assert seconds(ids, group) < 8 * seconds(ids[: len(ids) // 4], group) + 0.05
+        assert seconds(ids * 4, group) < 10 * seconds(ids, group) + 0.02
