@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dialect_tokenizer import dialect, ids_of
 from tests.tiny_tokenizer import EOS, byte_ids, tiny
 
+from onechip.chat.controls import controls_of
 from onechip.chat.output import ChoiceOutput, Entry
+from onechip.chat.parts import Content, Gathered
+from onechip.chat.reading import Reading
 from onechip.request import Event, SamplingParams, TokenLogprobs
 
 SENTENCE = "The quick brown fox jumps"
@@ -96,3 +100,67 @@ def test_entries_give_offsets_into_the_text():
     assert said.tokens == 6
     for entry in said.entries:
         assert said.text[entry.offset :].startswith(entry.chosen.token)
+
+
+ANSWERS = [
+    "<|channel>thought\nA END B\n<channel|>C END D",
+    'x<|tool_call>call:f{a:<|"|>END<|"|>,n:12}<tool_call|>\n<|tool_call>call:f{}<tool_call|> END',
+    "\n\nEND",
+    "R<channel|>C",
+]
+
+
+@given(
+    st.sampled_from(ANSWERS),
+    st.integers(0, 40),
+    st.sampled_from([1, 2, 3, 7, 99]),
+    st.sampled_from(["stop", "length"]),
+    st.sampled_from([None, {"f": {}}]),
+    st.booleans(),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "stop": st.sampled_from([("END",), ("EN",), ("\n\n",), ("ENDE",)]),
+            "logprobs": st.just(1),
+            "min_tokens": st.integers(0, 12),
+            "skip_special_tokens": st.booleans(),
+            "include_stop_str_in_output": st.booleans(),
+        },
+    ),
+)
+def test_grouping_changes_nothing_of_thoughts_and_calls(
+    text: str, cut: int, size: int, finish: Any, tools: Any, parallel: bool, sampling: Any
+):
+    ids = [*ids_of(text)[: cut or None], *([106] if finish == "stop" else [])]
+    if not ids:
+        return
+    reading = Reading(controls_of(dialect()), "no_channel", tools, parallel)
+    one, many = (read(ids, n, finish, reading, sampling) for n in (1, size))
+    assert one == many
+
+
+def read(ids: list[int], size: int, finish: Any, reading: Reading, sampling: Any) -> Any:
+    """Everything a choice says but its calls' ids, and what it counted."""
+    output = ChoiceOutput(dialect(), SamplingParams(**sampling), reading=reading)
+    said, entries = Gathered(), list[Entry]()
+    for start in range(0, len(ids), size):
+        part = ids[start : start + size]
+        last = start + size >= len(ids)
+        scores = tuple(TokenLogprobs(i, -1.0, (i,), (-1.0,)) for i in part)
+        delta = output.push(
+            Event(
+                "r",
+                tuple(part),
+                logprobs=scores if "logprobs" in sampling else (),
+                finish=finish if last else None,
+                stopped_by=part[-1] if last and finish == "stop" else None,
+            )
+        )
+        assert delta.text == "".join(p.text for p in delta.pieces if isinstance(p, Content))
+        said.add(delta.pieces)
+        entries += delta.entries
+        if delta.finish:
+            break
+    calls = [(call.name, call.arguments) for call in said.calls]
+    counted = (output.finish, output.stop_reason, output.completion_tokens, output.reasoning_tokens)
+    return said.content, said.reasoning, calls, entries, counted
