@@ -197,7 +197,7 @@ def _place(arm: Arm, plan: Climb) -> Place:
     weights = packages.pop("model_digest", "").split()  # sha256sum prints the file's name too
     software = Software(
         engine=arm.engine or None,
-        version=packages.pop("version", None),
+        version=packages.pop("version", "").removeprefix(f"{arm.engine} ") or None,
         serve_args=tuple(map(homeless, arm.start.command)) if arm.start else (),
         packages={name: homeless(text) for name, text in packages.items()},
         image_digest=homeless(digest) if digest else None,

@@ -106,7 +106,7 @@ def _output(words: tuple[str, ...], environment: Mapping[str, str]) -> str:
         return f"not known: {error}"
     if done.returncode:
         return f"not known: status {done.returncode}: {done.stderr.strip()[-200:]}"
-    return done.stdout.strip()
+    return done.stdout.strip() or done.stderr.strip()  # llama.cpp tells its version on stderr
 
 
 def _launch(

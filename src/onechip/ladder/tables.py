@@ -41,7 +41,7 @@ def cell_table(cells: Sequence[Cell]) -> list[Row]:
 def _cell_row(cell: Cell) -> Row:
     figures, pct = cell.figures, cell.percentiles
     speed = figures.get("output_tok_per_s", figures.get("e2e_tok_per_s"))
-    spread = figures.get("spread")
+    spread = figures.get("spread") if len(cell.repeats) > 1 else None
     return [
         label(cell.workload),
         cell.status,
