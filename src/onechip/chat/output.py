@@ -128,6 +128,11 @@ class ChoiceOutput:
 
     def _read(self, reader: Reader, event: Event, stepwise: bool) -> Delta:
         """The same through the state machine."""
+        if not stepwise and event.finish is None:
+            text = reader.plain(event.token_ids)
+            if text is not None:
+                self.completion_tokens += len(event.token_ids)
+                return Delta(text)
         if stepwise or not reader.uniform(event.token_ids):
             self._read_each(reader, event)
         else:

@@ -46,6 +46,15 @@ class Reader:
         """Whether these ids are text of one kind, which may be pushed together."""
         return self._reading.controls.keys().isdisjoint(ids)
 
+    def plain(self, ids: Sequence[int]) -> str | None:
+        """The text of ids that are nothing but more content, past the machine; None where they may be more. Most tokens
+        of most answers go this way.
+        """
+        if not self._parser.plain or not self.uniform(ids):
+            return None
+        self._tokens += len(ids)
+        return self._detokenizer.push(ids)
+
     def push(self, ids: Sequence[int]) -> None:
         """Take one id, or several that are `uniform`."""
         parser, before = self._parser, self._parser.thinking
