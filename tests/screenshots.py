@@ -10,7 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.scripted import Answer, calls, pieces, refusal, scripted, text
-from tests.server.test_page import CHROMIUM, DESK, PHONE
+from tests.server.desk import CHROMIUM, DESK, PHONE
 
 from onechip.request import EngineStats
 
@@ -42,6 +42,9 @@ PLAN = """The user asks about the weather in two cities.
 - I have `get_weather`, which takes one city.
 - So two calls, then compare."""
 HAIKU = "Silicon at rest,\\\na thought runs through the lattice:\\\nheat, then one more word."
+
+WHY = """It keeps to five, seven and five syllables, and turns once: what rests in the first line is at work in the \
+second and spent in the third. """
 
 
 def chat(page: Page, answers: list[Answer]) -> None:
@@ -82,7 +85,7 @@ def error(page: Page, answers: list[Answer]) -> None:
 def phone(page: Page, answers: list[Answer]) -> None:
     answers[:] = [
         text(HAIKU, pause=0.02),
-        text("Three lines, " + "seventeen syllables. " * 9, pause=0.02),
+        text(WHY * 2, pause=0.02),
     ]
     ask(page, "Write a haiku about a chip that thinks")
     page.fill("#prompt", "And why does it work?")

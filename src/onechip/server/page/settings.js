@@ -117,6 +117,10 @@ export class Settings {
     const field = this.#field(param);
     if (field) {
       field.focus();
+      if (field instanceof HTMLTextAreaElement) {
+        field.setSelectionRange(0, 0);
+        field.scrollTop = 0;
+      }
       field.scrollIntoView({ block: "center" });
     } else {
       this.#panel.querySelector("[autofocus]").focus();
