@@ -2,9 +2,11 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -175,6 +177,39 @@ def test_a_full_disk_ends_the_run_and_keeps_every_earlier_entry(tmp_path: Path, 
     with open_run(path, header(), resume=True) as run:
         run.add(cell(2))
     assert len(load(path).cells) == 2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_really_fills_up_loses_the_current_entry_only(small_disk: Path):
+    path, written = small_disk / "r.json", 0
+
+    def fill() -> None:
+        nonlocal written
+        with open_run(path, header()) as run:
+            for number in range(10_000):
+                run.add(item(number))
+                written += 1
+
+    with pytest.raises(RecordError, match=r"No space left on device.*--resume"):
+        fill()
+    assert 100 < written < 1000
+    assert len(load(path).items) == written
+    moved = small_disk.parent / "r.json"
+    shutil.copy(small_disk / "r.json.partial", small_disk.parent / "r.json.partial")
+    with open_run(moved, header(), resume=True) as run:
+        run.add(item(written))
+    assert len(load(moved).items) == written + 1 and load(moved).run.status == "done"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -359,6 +359,12 @@ def dump(record: Record) -> bytes:
     return b"{\n" + b",\n".join(lines) + b"\n}\n"
 
 
+def json_schema() -> bytes:
+    """The shape of a record file as JSON Schema, for readers in other languages; docs/record.schema.json is this."""
+    schema = msgspec.json.schema(Record)
+    return msgspec.json.format(msgspec.json.encode(schema, order="sorted"), indent=1) + b"\n"
+
+
 def journal_path(path: Path) -> Path:
     """Where a record that is still being made lives."""
     return path.with_name(path.name + ".partial")
