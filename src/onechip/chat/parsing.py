@@ -22,6 +22,9 @@ Group = int | Sequence[int] | None
 SPELLINGS: Mapping[str, Control] = {
     name: MEANINGS.get(name, "other") for name in [*GEMMA4_CONTROL, "<eos>", "<bos>", "<pad>"]
 }
+GEMMA_IDS: Mapping[int, Control] = {
+    index: MEANINGS.get(name, "other") for name, index in (*GEMMA4_CONTROL.items(), ("<eos>", 1))
+}
 
 
 def parse(
@@ -152,8 +155,8 @@ class Splitter:
 
 
 def _id_deltas(ids: list[int], group: Group, tokenizer: Tokenizer | None) -> Iterator[list[Item]]:
+    controls = GEMMA_IDS if tokenizer is None else controls_of(tokenizer)
     tokenizer = tokenizer or _gemma()
-    controls = controls_of(tokenizer) or {}
     detokenizer = Detokenizer(tokenizer)
     for delta in _cut(ids, group):
         items: list[Item] = []
