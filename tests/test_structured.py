@@ -15,7 +15,7 @@ from tests.grammar_walk import EOS, FIRST_BYTE, MERGED, write_checkpoint
 
 from onechip import LLM, SamplingParams, StructuredOutputsParams
 from onechip.cache.pages import PageTable
-from onechip.engine.build import compile_count
+from onechip.engine.counts import compiles
 from onechip.engine.runner import DeviceRunner
 from onechip.errors import OnechipError
 
@@ -150,9 +150,9 @@ def test_preemption_changes_nothing(llm: LLM) -> None:
 
 def test_nothing_is_compiled_for_a_second_grammar(llm: LLM) -> None:
     llm.generate([[5]], structure(choice=("a",)))
-    before = compile_count()
+    before = compiles()
     llm.generate([[5]], structure(regex="[0-9]{4}"))
-    assert compile_count() == before
+    assert compiles() == before
 
 
 def test_a_wish_that_cannot_be_granted_is_an_error_with_its_reason(llm: LLM) -> None:

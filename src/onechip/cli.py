@@ -10,8 +10,9 @@ stderr, `onechip: error: ...`), 130 interrupted.
 
 import inspect as introspection
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -60,6 +61,11 @@ FLAGS = {
         "Most decode steps of one launch, taken while nobody waits.", min=1, default="by device"
     ),
     "compile_cache": Flag("Directory of compiled programs, or off.", default="the user's cache"),
+    "programs": Flag(
+        "Directory of compiled programs to load, from onechip compile --out.", default="none"
+    ),
+    "profile": Flag("Directory for a jax.profiler trace of the first launches.", default="none"),
+    "profile_steps": Flag("Launches that the trace holds.", min=1),
     "precompile": Flag(
         "Compile every program before the first answer, so that none is compiled later.",
         name="--precompile/--no-precompile",
@@ -119,17 +125,22 @@ Model = Annotated[
 
 
 def with_flags(
-    *configs: type, **defaults: Any
+    *configs: type, without: Collection[str] = (), **defaults: Any
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Replace a command's **flags by one option for every field of the config classes.
 
-    `defaults` are the command's own where they differ from the class's.
+    `defaults` are the command's own where they differ from the class's; fields `without` a meaning get no option.
     """
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         signature = introspection.signature(command)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [_option(field, defaults) for config in configs for field in fields(config)]
+        options = [
+            _option(field, defaults)
+            for config in configs
+            for field in fields(config)
+            if field.name not in without
+        ]
         command.__signature__ = signature.replace(parameters=own + options)  # pyright: ignore[reportFunctionMemberAccess]
         return command
 
@@ -158,8 +169,9 @@ def _option(field: Field[Any], defaults: Mapping[str, Any]) -> introspection.Par
 
 def build(config: type[Config], flags: Mapping[str, Any]) -> Config:
     """The config object whose fields are among `flags`; a repeated flag becomes a tuple."""
-    values: dict[str, Any] = {field.name: flags[field.name] for field in fields(config)}
-    for field in fields(config):
+    known = [field for field in fields(config) if field.name in flags]
+    values: dict[str, Any] = {field.name: flags[field.name] for field in known}
+    for field in known:
         if field.type == tuple[str, ...]:
             values[field.name] = tuple(values[field.name] or ())
     return config(**values)
@@ -339,6 +351,54 @@ def parity(
 
 
 mount_ladder(app)
+
+
+@app.command(name="compile")
+@with_flags(
+    EngineConfig,
+    without=(
+        "max_waiting",
+        "seed",
+        "compile_cache",
+        "precompile",
+        "programs",
+        "profile",
+        "profile_steps",
+    ),
+)
+def compile_(
+    model: Model,
+    target: Annotated[
+        str, typer.Option(help="Chip to compile for: tpu-v5e-1, tpu-v6e-1, cuda-h200 or cpu.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for the record and the executables.", show_default="none"),
+    ] = None,
+    context: Annotated[int, typer.Option(help="Keys a row sees in the least bytes.", min=1)] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **flags: Any,
+) -> int:
+    """Compile every program of MODEL for a chip, which need not be here, and print what that tells."""
+    from dataclasses import asdict
+
+    from onechip import compilation
+    from onechip.engine.progress import shown
+
+    with shown() as report:
+        record = compilation.compile_for(
+            model,
+            target,
+            build(EngineConfig, flags),
+            out=out,
+            context=context,
+            progress=report.compiling,
+        )
+    if as_json:
+        print_json(asdict(record))
+    else:
+        compilation.show(record)
+    return 0 if record.fits else 1
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -108,7 +108,9 @@ class EngineConfig:
     None means "decided at start from the device and the model", and the choice is logged. `chunk_size` is the most
     prefill tokens a step, `decode_steps` the most decode steps a launch (while nobody waits); `compile_cache` a
     directory or "off"; `precompile` compiles every program before the engine is ready (a server must never compile
-    later; `LLM` compiles on first use unless told otherwise).
+    later; `LLM` compiles on first use unless told otherwise);
+    `programs` is a folder of compiled ones to load instead, as `onechip compile --out` writes it.
+    `profile` is a folder for a trace of the first `profile_steps` launches after the engine is ready.
     """
 
     max_seqs: int = 16
@@ -125,6 +127,9 @@ class EngineConfig:
     decode_steps: int | None = None
     compile_cache: str | None = None
     precompile: bool = True
+    programs: str | None = None
+    profile: str | None = None
+    profile_steps: int = 64
 
 
 @dataclass(frozen=True)

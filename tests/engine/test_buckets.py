@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onechip.engine.buckets import Bucket, BucketTable, bucket_table
+from onechip.engine.buckets import CPU_FINE_ROWS, Bucket, BucketTable, bucket_table
+from onechip.engine.programs import Constrain, needed, needed_first
 from onechip.errors import ConfigError
 
 PLATFORMS = st.sampled_from(["cpu", "gpu", "tpu"])
@@ -43,7 +44,40 @@ def test_the_smallest_bucket_is_picked(table: BucketTable, data: st.DataObject):
 @given(TABLES)
 def test_the_table_is_sorted_and_short(table: BucketTable):
     assert list(table.buckets) == sorted(set(table.buckets))
-    assert len(table.buckets) <= 16
+
+
+@given(st.integers(1, 64), st.sampled_from(["gpu", "tpu"]))
+def test_up_to_64_sequences_an_accelerator_has_at_most_eight_programs(max_seqs: int, platform: str):
+    assert len(needed(bucket_table(max_seqs, None, platform))) <= 8
+
+
+@given(st.integers(1, 64))
+def test_up_to_64_sequences_a_cpu_has_at_most_eight_steps(max_seqs: int):
+    assert len(bucket_table(max_seqs, None, "cpu").buckets) <= 8
+
+
+@given(TABLES, st.data())
+def test_while_programs_are_compiled_every_plan_within_the_limits_has_one(
+    table: BucketTable, data: st.DataObject
+):
+    ready = set(table.first()) | data.draw(st.sets(st.sampled_from(table.buckets)))
+    part = table.only(ready)
+    limits = part.limits()
+    rows = data.draw(st.integers(1, limits.rows))
+    tokens = data.draw(st.integers(rows, max(rows, limits.budget)))
+    assert part.pick(tokens, rows, tokens == rows, False) in ready
+    if limits.score:
+        assert part.pick(data.draw(st.integers(1, limits.score)), 1, False, True) in ready
+
+
+@given(TABLES)
+def test_what_is_needed_first_comes_first_and_includes_the_largest(table: BucketTable):
+    order, first = needed(table), needed_first(table)
+    assert set(first) <= set(order) and {"admit", *table.buckets} <= set(order)
+    assert {Constrain(p.rows) for p in first if isinstance(p, Bucket)} <= set(first)
+    assert max(b.rows * b.tokens for b in table.buckets) in [
+        p.rows * p.tokens for p in first if isinstance(p, Bucket)
+    ]
 
 
 @given(st.integers(1, 300), st.integers(1, 2048))
@@ -52,7 +86,7 @@ def test_a_cpu_never_runs_a_matmul_of_one_row(max_seqs: int, chunk: int):
     assert min(min(b.rows, b.tokens) for b in table.buckets) >= 2
 
 
-@given(st.integers(2, 300))
+@given(st.integers(2, CPU_FINE_ROWS))
 def test_a_cpus_decode_buckets_waste_less_than_half(max_seqs: int):
     table = bucket_table(max_seqs, None, "cpu")
     for rows in range(2, max_seqs + 1):

@@ -1,10 +1,11 @@
 """What must be ready before a server is: a program for every step it may take, masked ones included."""
 
+import pytest
 from tests.tiny_model import VOCAB, tiny_config
 
 from onechip.engine.batch import ROW_FIELDS
 from onechip.engine.buckets import bucket_table
-from onechip.engine.programs import Constrain, Programs, Shapes, abstract_arguments, name_of
+from onechip.engine.programs import Constrain, Shapes, abstract_arguments, name_of, needed
 from onechip.engine.runner import row_flags
 from onechip.model.spec import model_config
 from onechip.request import SamplingParams
@@ -23,25 +24,16 @@ SHAPES = Shapes(
 )
 
 
-class AnyDevice(Programs):
-    """The table of programs without a device to compile for."""
-
-    def __init__(self) -> None:
-        self.shapes = SHAPES
-
-
-def test_every_bucket_has_its_program_for_rows_under_a_grammar() -> None:
-    for platform in ("cpu", "tpu"):
-        table = bucket_table(16, None, platform)
-        needed = AnyDevice().needed(table)
-        assert {SHAPES.constrain_of(bucket) for bucket in table.buckets} <= set(needed)
-        masked = [program for program in needed if isinstance(program, Constrain)]
-        assert len(masked) <= 2 * len({bucket.rows for bucket in table.buckets})
-        assert len({name_of(program) for program in needed}) == len(needed)
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "gpu"])
+def test_every_bucket_has_its_program_for_rows_under_a_grammar(platform: str) -> None:
+    table = bucket_table(16, None, platform)
+    programs = needed(table)
+    assert {Constrain(bucket.rows) for bucket in table.buckets} <= set(programs)
+    assert len({name_of(program) for program in programs}) == len(programs)
 
 
 def test_masking_takes_what_the_step_leaves() -> None:
-    state, logits, token, chosen, block, masks = abstract_arguments(SHAPES, Constrain(4, 8))
+    state, logits, token, chosen, block, masks = abstract_arguments(SHAPES, Constrain(4))
     assert logits.shape == (4, VOCAB) and token.shape == (8, 4) and chosen[0].shape == (4,)
     assert block.shape == (ROW_FIELDS, 4) and masks.shape == (4, VOCAB // 32)
     assert state.last_token.shape == (17,)

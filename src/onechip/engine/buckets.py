@@ -6,11 +6,16 @@ buckets; a CPU is bound by arithmetic and gets finer ones, and never a matmul of
 as a ten times slower dot).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from onechip.errors import ConfigError
 
 CPU_CHUNK = 512
+CPU_FINE_ROWS = (
+    16  # up to so many sequences a CPU's decode buckets double, beyond they grow by four
+)
 ACCELERATOR_CHUNK = 512
 # A page is what an accelerator copies at once: 64 tokens of one K/V head are 32 to 64 KiB. Smaller ones cost more to
 # ask for than to move, larger ones make shared prefixes coarse.
@@ -51,6 +56,35 @@ class BucketTable:
         """Most tokens a step may carry."""
         return max(bucket.tokens for bucket in self.buckets)
 
+    def first(self) -> tuple[Bucket, ...]:
+        """The least that serves any request, if slowly: the smallest decode bucket and the smallest mixed one."""
+        mixed = [bucket for bucket in self.buckets if not bucket.decode and not bucket.score]
+        return tuple(dict.fromkeys((self.buckets[0], mixed[0])))
+
+    def only(self, ready: Collection[Any]) -> "BucketTable":
+        """The table without the buckets that are not among `ready`."""
+        return BucketTable(tuple(b for b in self.buckets if b in ready), self.chunk)
+
+    def limits(self) -> "Limits":
+        """What a plan may hold so that one of these buckets fits it: they may be only a part of the full table."""
+        mixed = max(
+            (b for b in self.buckets if not b.decode and not b.score),
+            key=lambda bucket: (bucket.rows, bucket.tokens),
+        )
+        score = max((b.tokens for b in self.buckets if b.score), default=0)
+        chunk = min(self.chunk, mixed.tokens)
+        return Limits(mixed.rows, chunk, mixed.tokens, min(score, self.chunk))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Most rows, prefill tokens and tokens of one plan; `score`: most tokens of a scored chunk, 0 for none."""
+
+    rows: int
+    chunk: int
+    budget: int
+    score: int
+
 
 def page_size_for(platform: str) -> int:
     """Tokens a K/V page holds when nobody says."""
@@ -65,20 +99,19 @@ def bucket_table(max_seqs: int, chunk_size: int | None, platform: str) -> Bucket
         raise ConfigError(f"chunk_size is {chunk_size}; it must be at least 1 token")
     cpu = platform == "cpu"
     chunk = chunk_size or (CPU_CHUNK if cpu else ACCELERATOR_CHUNK)
-    least, growth = (2, 2) if cpu else (1, 8)
+    growth = 8 if not cpu else 2 if max_seqs <= CPU_FINE_ROWS else 4
+    # Eight rows fill the least tile of an accelerator's matmul: one alone is no faster.
+    least = 2 if cpu else min(8, max_seqs)
     rows = _ladder(least, max(max_seqs, least), growth)
+    few, most = min(4 if cpu else 8, rows[-1]), rows[-1]
     decode = [Bucket(r, r) for r in rows]
-    few = min(4, rows[-1])
-    # A lone prompt should not pay for the logits of max_seqs rows; more than a few rows come with decodes anyway.
-    lone = [
-        Bucket(t, few)
-        for t in _ladder(min(64, _above(chunk, few)), _above(chunk, few), 4 if cpu else 8)
-    ]
-    full = [
-        Bucket(_above(t, rows[-1]), rows[-1]) for t in ([128, chunk] if chunk > 128 else [chunk])
-    ]
+    # A short prompt alone should not pay for a whole chunk and the logits of max_seqs rows. On an accelerator it is the
+    # weights that cost, and a chunk hides what it computes; a CPU computes what it is given.
+    lone = [64]
+    full = [128, chunk] if cpu else [chunk]
+    mixed = [Bucket(_above(min(t, chunk), few), few) for t in lone if few < most]
+    mixed += [Bucket(_above(min(t, chunk), most), most) for t in full]
     score = [Bucket(_above(chunk, few), few, score=True)]
-    mixed = (lone if few < rows[-1] else []) + full
     return BucketTable(tuple(sorted({*decode, *mixed, *score})), chunk)
 
 

@@ -1,59 +1,62 @@
-"""From a model string to a ready engine: config, memory plan, weights, programs, one token generated.
+"""From a model string to a ready engine: design, weights, programs, one token generated.
 
-The order is the order of what can fail cheaply: what the config says and whether it fits is known before a weight is
-read, and nothing is called ready before it has produced a token.
+1. The order is that of what can fail cheaply: what the config says and whether it fits is known before a weight is
+   read.
+2. Programs are compiled on threads of their own while the weights load, or come from a folder (`engine.saved`).
+3. Ready means: the programs of the first answer are there and one token has been generated. The others join while the
+   engine serves; until then plans stay within what is there.
+4. Once the largest program is compiled its own memory analysis is what counts: where it asks for more than was planned
+   and the device lacks it, pages are planned and programs compiled anew.
 """
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from onechip.cache.pages import PageTable, peak_pages
+from onechip.cache.pages import PageTable
 from onechip.chat.vocabulary import read_vocabulary
 from onechip.checkpoint.base import Checkpoint
 from onechip.checkpoint.source import default_cache_dir, open_checkpoint
 from onechip.config import DTypeName, EngineConfig, ModelConfig
-from onechip.engine.buckets import BucketTable, bucket_table, page_size_for
+from onechip.engine import saved
+from onechip.engine.counts import cache_hits, compiles, unplanned_compiles
+from onechip.engine.design import Design, Hardware, design
 from onechip.engine.grammar_compiler import GrammarCompiler
 from onechip.engine.loop import Engine, run_until_idle
-from onechip.engine.memory import MemoryPlan, device_memory, plan_memory
+from onechip.engine.memory import device_memory
 from onechip.engine.pace import Pace
-from onechip.engine.programs import Shapes
+from onechip.engine.profile import Profile
+from onechip.engine.programs import Needs, Programs, needed, needed_first
 from onechip.engine.progress import Reporter
 from onechip.engine.runner import DeviceRunner
 from onechip.engine.scheduler import Scheduler
-from onechip.errors import ConfigError
-from onechip.kernels import attention
-from onechip.model.load import load_params, param_bytes, random_params, shapes_of
+from onechip.model.load import load_params, random_params, shapes_of
 from onechip.model.params import check_tensors
 from onechip.model.spec import model_config
 from onechip.request import EngineInfo, Request, SamplingParams
 
 log = logging.getLogger("onechip.engine")
 
-LAUNCH_STEPS = 8  # most decode steps of one launch on an accelerator
-DEFAULT_MODEL_LEN = 8192  # tables and logs say so; longer contexts are one flag away
 
+@dataclass
+class Building:
+    """One engine's start: what it is made of and when it began."""
 
-@dataclass(frozen=True)
-class Choices:
-    """What `auto` and None in an EngineConfig came to, given the model and the device."""
+    spec: ModelConfig
+    config: EngineConfig
+    device: Any
+    report: Reporter
+    started: float
 
-    dtype: DTypeName
-    kv_dtype: DTypeName
-    max_model_len: int
-    table: BucketTable
-    steps: int
-    page_size: int
-    attention: str
+    def since_start(self) -> float:
+        return time.monotonic() - self.started
 
 
 def build_engine(model: str, config: EngineConfig, report: Reporter | None = None) -> Engine:
@@ -68,107 +71,127 @@ def build_from(
     """The same for an opened checkpoint."""
     device = jax.local_devices()[0]
     _enable_compile_cache(config)
-    choices = choose(spec, config, device)
-    config = replace(config, page_size=choices.page_size)
-    plan = _plan(spec, config, choices, device)
+    building = Building(spec, config, device, report, time.monotonic())
+    hardware = hardware_of(device)
+    wanted = design(spec, config, hardware)
     if not config.random_weights:
         check_tensors(spec, shapes_of(checkpoint), checkpoint.source)
-    log.info("%s", _summary(checkpoint, spec, choices, plan, device))
-    pages = PageTable(choices.page_size, plan.shapes)
-    started = time.monotonic()
-    params = _load(checkpoint, spec, config, choices.dtype, device, report)
-    loaded = time.monotonic()
-    log.info("weights loaded in %.1f s", loaded - started)
-    runner = DeviceRunner(_shapes(spec, config, choices), choices.table, params, pages, device)
-    if config.precompile:
-        _compile(runner, report)
-    compiled = time.monotonic()
+    log.info("%s", _summary(checkpoint, spec, wanted, device))
+    programs = _begin(building, wanted)
+    params = _load(checkpoint, spec, config, wanted.dtype, device, report)
+    loaded = building.since_start()
+    log.info("weights loaded after %.1f s", loaded)
+    wanted, programs = _enough(building, hardware, wanted, programs)
+    pages = PageTable(wanted.shapes.page_size, wanted.plan.shapes)
+    runner = DeviceRunner(wanted.shapes, wanted.table, params, pages, device, programs)
+    scheduler = Scheduler(pages, config.max_seqs, wanted.table.chunk, wanted.table.token_budget)
     info = EngineInfo(
         vocab_size=spec.vocab_size,
-        max_model_len=choices.max_model_len,
+        max_model_len=wanted.max_model_len,
         max_seqs=config.max_seqs,
-        kv_tokens=plan.kv_tokens,
+        kv_tokens=wanted.plan.kv_tokens,
         device=device.device_kind,
-        dtype=choices.dtype,
-        load_seconds=loaded - started,
-        compile_seconds=compiled - loaded,
+        dtype=wanted.dtype,
+        load_seconds=loaded,
+        compile_seconds=building.since_start() - loaded,
         first_token_seconds=0.0,
-        page_size=choices.page_size,
+        page_size=wanted.shapes.page_size,
     )
-    scheduler = Scheduler(pages, config.max_seqs, choices.table.chunk, choices.table.token_budget)
     vocabulary = partial(read_vocabulary, checkpoint, default_cache_dir())
-    grammars = GrammarCompiler(vocabulary, spec.vocab_size, spec.eos_ids)
-    make = partial(Engine, runner, scheduler, max_waiting=config.max_waiting, grammars=grammars)
-    if not config.precompile:
-        return make(info, pace=Pace(choices.steps))
-    return _warm(make, info, choices.steps)
+    make = partial(
+        Engine,
+        runner,
+        scheduler,
+        max_waiting=config.max_waiting,
+        grammars=GrammarCompiler(vocabulary, spec.vocab_size, spec.eos_ids),
+        pace=Pace(wanted.shapes.steps),
+    )
+    return _warm(make, info, runner, config) if config.precompile else make(info)
 
 
-def choose(spec: ModelConfig, config: EngineConfig, device: Any) -> Choices:
-    """Resolve every `auto`. Raises ConfigError for flags that do not fit the model."""
-    length = config.max_model_len or min(spec.max_positions, DEFAULT_MODEL_LEN)
-    if not 2 <= length <= spec.max_positions:
-        raise ConfigError(
-            f"max_model_len is {length}; the model's positions allow 2 to {spec.max_positions}"
-        )
-    dtype = preferred_dtype(device) if config.dtype == "auto" else config.dtype
-    table = bucket_table(config.max_seqs, config.chunk_size, device.platform)
-    # A launch costs the host a few ms, little beside a CPU's step and much beside an accelerator's.
-    steps = config.decode_steps or (1 if device.platform == "cpu" else LAUNCH_STEPS)
-    kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
-    page = page_size_for(device.platform) if config.page_size is None else config.page_size
-    chosen = attention_for(spec, config.attention, device, page, kv_dtype)
-    return Choices(dtype, kv_dtype, length, table, steps, page, chosen)
-
-
-def attention_for(
-    spec: ModelConfig, name: str, device: Any, page_size: int, kv_dtype: DTypeName
-) -> str:
-    """The attention implementation of a model on a device. Raises ConfigError for one that cannot run there."""
+def hardware_of(device: Any) -> Hardware:
     capability = getattr(device, "compute_capability", None)
-    return attention.choose(
-        name,
-        device.platform,
-        page_size=page_size,
-        head_dims=[layer.head_dim for layer in spec.owners],
-        kv_dtype=kv_dtype,
-        capability=None if capability is None else float(capability),
+    return Hardware(
+        device.platform, device_memory(device), None if capability is None else float(capability)
     )
 
 
-def preferred_dtype(device: Any) -> DTypeName:
-    """bfloat16, but float16 on a GPU that has no bfloat16 (before compute capability 8.0; override with --dtype)."""
-    capability = getattr(device, "compute_capability", None)
-    if device.platform == "gpu" and capability is not None and float(capability) < 8.0:
-        return "float16"
-    return "bfloat16"
+def _begin(building: Building, wanted: Design) -> Programs:
+    """Load the programs, or start to compile them; nothing where they are compiled on first use."""
+    programs, config = Programs(wanted.shapes, building.device), building.config
+    if config.programs is not None:
+        saved.load(Path(config.programs), needed(wanted.table), programs, building.device)
+        log.info("%d programs loaded from %s", len(programs.ready), config.programs)
+    elif config.precompile:
+        programs.begin(needed(wanted.table), _told(building, wanted))
+    return programs
 
 
-def _plan(spec: ModelConfig, config: EngineConfig, choices: Choices, device: Any) -> MemoryPlan:
-    return plan_memory(
-        spec,
-        config,
-        max_model_len=choices.max_model_len,
-        chunk=choices.table.chunk,
-        weight_bytes=param_bytes(spec, choices.dtype),
-        kv_bytes_per_value=4 if choices.kv_dtype == "float32" else 2,
-        memory=device_memory(device),
+def _told(building: Building, wanted: Design) -> Callable[[str], None]:
+    """What hears of each program as it is done: the progress bar, and the log after the last."""
+    total, done = len(needed(wanted.table)), count(1)
+    before, hits = compiles(), cache_hits()
+
+    def progress(name: str) -> None:
+        number = next(done)
+        if building.report.compiling is not None:
+            building.report.compiling(number, total, name if number < total else "")
+        if number == total:
+            log.info(
+                "%d programs after %.1f s, %d of them from the compile cache",
+                compiles() - before, building.since_start(), cache_hits() - hits,
+            )  # fmt: skip
+
+    return progress
+
+
+def _enough(
+    building: Building, hardware: Hardware, wanted: Design, programs: Programs
+) -> tuple[Design, Programs]:
+    """Wait for the first programs, and plan anew with what they need where they do not fit."""
+    if not building.config.precompile:
+        return wanted, programs
+    programs.wait(needed_first(wanted.table))
+    needs = programs.needs()
+    planned = wanted.plan.needs
+    if (
+        needs.temporaries <= planned.temporaries
+        or wanted.plan.spare > needs.temporaries - planned.temporaries
+    ):
+        return wanted, programs
+    log.warning(
+        "programs need %.2f GB for temporaries, %.2f were planned: planning the pages anew",
+        needs.temporaries / 1e9, planned.temporaries / 1e9,
+    )  # fmt: skip
+    programs.stop()
+    measured = Needs(needs.temporaries, planned.code)
+    wanted = design(building.spec, building.config, hardware, measured)
+    programs = _begin(building, wanted)
+    programs.wait(needed_first(wanted.table))
+    return wanted, programs
+
+
+def _warm(
+    make: Callable[..., Engine], info: EngineInfo, runner: DeviceRunner, config: EngineConfig
+) -> Engine:
+    """Generate one token through the whole path. Compiles that nobody planned are counted from here on."""
+    started = time.monotonic()
+    engine = make(info)
+    engine.limits = runner.limits
+    sampling = SamplingParams(max_tokens=2, temperature=0.0, seed=0)
+    engine.submit(Request("warm-up", (0,), sampling))
+    run_until_idle(engine)
+    seconds = time.monotonic() - started
+    log.info("first token after %.2f s", seconds)
+    before = unplanned_compiles()
+    ready = make(
+        replace(info, first_token_seconds=seconds),
+        compiles=lambda: unplanned_compiles() - before,
     )
-
-
-def _shapes(spec: ModelConfig, config: EngineConfig, choices: Choices) -> Shapes:
-    page, length, chunk = choices.page_size, choices.max_model_len, choices.table.chunk
-    return Shapes(
-        config=spec,
-        dtype=choices.dtype,
-        kv_dtype=choices.kv_dtype,
-        page_size=page,
-        max_seqs=config.max_seqs,
-        full_columns=-(-length // page),
-        sliding_columns=peak_pages(length, max(chunk, choices.steps), spec.window, page),
-        attention=choices.attention,
-        steps=choices.steps,
-    )
+    ready.limits = runner.limits
+    if config.profile is not None:
+        ready.profile = Profile(Path(config.profile), config.profile_steps)
+    return ready
 
 
 def _load(
@@ -184,35 +207,6 @@ def _load(
     return load_params(checkpoint, spec, dtype, device, report.loading)
 
 
-def _compile(runner: DeviceRunner, report: Reporter) -> None:
-    started, compiled, cached = time.monotonic(), compile_count(), cache_hits()
-    total, done = len(runner.programs.needed(runner.table)), count()
-
-    def progress(what: str) -> None:
-        if report.compiling is not None:
-            report.compiling(next(done), total, what)
-
-    runner.programs.compile(runner.table, progress)
-    if report.compiling is not None:
-        report.compiling(total, total, "")
-    cached, compiled = cache_hits() - cached, compile_count() - compiled
-    seconds = time.monotonic() - started
-    log.info("%d programs in %.1f s, %d of them from the compile cache", compiled, seconds, cached)
-
-
-def _warm(make: Callable[..., Engine], info: EngineInfo, steps: int) -> Engine:
-    """Generate one token through the whole path; compiles are counted from here on."""
-    engine = make(info)
-    started = time.monotonic()
-    sampling = SamplingParams(max_tokens=2, temperature=0.0, seed=0)
-    engine.submit(Request("warm-up", (0,), sampling))
-    run_until_idle(engine)
-    ready = replace(info, first_token_seconds=time.monotonic() - started)
-    log.info("first token after %.2f s", ready.first_token_seconds)
-    before = compile_count()
-    return make(ready, pace=Pace(steps), compiles=lambda: compile_count() - before)
-
-
 def _enable_compile_cache(config: EngineConfig) -> None:
     """jax's persistent cache: its keys hold program, versions, device and flags already."""
     if config.compile_cache == "off":
@@ -223,36 +217,12 @@ def _enable_compile_cache(config: EngineConfig) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _summary(
-    checkpoint: Checkpoint, spec: ModelConfig, choices: Choices, plan: MemoryPlan, device: Any
-) -> str:
+def _summary(checkpoint: Checkpoint, spec: ModelConfig, wanted: Design, device: Any) -> str:
+    plan = wanted.plan
     return (
-        f"{checkpoint.source}: {spec.family}, {len(spec.layers)} layers, {choices.dtype} weights "
-        f"{plan.weight_bytes / 1e9:.2f} GB, {choices.kv_dtype} K/V {plan.kv_bytes / 1e9:.2f} GB for "
-        f"{plan.kv_tokens} tokens in pages of {choices.page_size}, {choices.attention} attention, "
-        f"context {choices.max_model_len}, {device.device_kind} with "
-        f"{plan.memory / 1e9:.1f} GB"
+        f"{checkpoint.source}: {spec.family}, {len(spec.layers)} layers, {wanted.dtype} weights "
+        f"{plan.weight_bytes / 1e9:.2f} GB, {wanted.kv_dtype} K/V {plan.kv_bytes / 1e9:.2f} GB for "
+        f"{plan.kv_tokens} tokens in pages of {wanted.shapes.page_size}, {plan.needs.total / 1e9:.2f} GB for programs, "
+        f"{wanted.shapes.attention} attention, context "
+        f"{wanted.max_model_len}, {device.device_kind} with {plan.memory / 1e9:.1f} GB"
     )
-
-
-def compile_count() -> int:
-    """Programs this process has compiled, or fetched from the persistent cache, so far."""
-    return _events()["/jax/core/compile/backend_compile_duration"]
-
-
-def cache_hits() -> int:
-    """How many of them came from the persistent cache."""
-    return _events()["/jax/compilation_cache/cache_hits"]
-
-
-@cache
-def _events() -> Counter[str]:
-    """Counts of jax's own monitoring events, registered once a process."""
-    seen: Counter[str] = Counter()
-
-    def listen(event: str, *_seconds: float, **_: Any) -> None:
-        seen[event] += 1
-
-    jax.monitoring.register_event_listener(listen)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return seen

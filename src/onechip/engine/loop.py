@@ -21,9 +21,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from onechip.engine.buckets import Limits
 from onechip.engine.grammar import Dead, RowMask
 from onechip.engine.grammar_compiler import GrammarCompiler
 from onechip.engine.pace import Pace
+from onechip.engine.profile import Profile, phase
 from onechip.engine.runner import Pending, Runner
 from onechip.engine.scheduler import Scheduler
 from onechip.engine.sequence import Plan, RowResult, Sequence
@@ -59,6 +61,8 @@ class Engine:
         self.pace = pace or Pace(1)
         self._collected_at: float | None = None
         self._compiles = compiles
+        self.profile: Profile | None = None
+        self.limits: Callable[[], Limits | None] = lambda: None
 
     @property
     def has_work(self) -> bool:
@@ -107,22 +111,40 @@ class Engine:
     def step(self) -> list[Event]:
         """Launch one step ahead, commit the oldest; returns its events. Blocks for the device, never for work."""
         self._queue_compiled()
+        limits = self.limits()
+        if limits is not None:
+            self.scheduler.limit(limits)
         self.scheduler.most_steps = self.pace.steps
-        plan = self.scheduler.plan()
+        with phase("plan"):
+            plan = self.scheduler.plan()
         if plan is not None:
-            self.flying.append(self.runner.dispatch(plan))
-            self._count(plan)
+            self._launch(plan)
         if self.flying and (plan is None or len(self.flying) > 1):
-            self._commit(self._collect())
+            results = self._collect()
+            with phase("commit"):
+                self._commit(results)
         if self.flying:
-            self._constrain(self.flying.pop())
+            with phase("constrain"):
+                self._constrain(self.flying.pop())
         events, self.ended = self.ended, []
         return events
+
+    def _launch(self, plan: Plan) -> None:
+        if self.profile is not None:
+            self.profile.before_launch()
+        with phase("dispatch"):
+            self.flying.append(self.runner.dispatch(plan))
+        self._count(plan)
+        if self.profile is not None:
+            self.profile.launched()
 
     def _collect(self) -> list[RowResult]:
         """Results of the oldest launch. One that followed another at once tells how long its steps took."""
         pending = self.flying.popleft()
-        results = self.runner.collect(pending)
+        with phase("collect"):
+            results = self.runner.collect(pending)
+        if self.profile is not None:
+            self.profile.collected()
         now, before = time.monotonic(), self._collected_at
         if before is not None and pending.plan.singles == len(pending.plan.rows):
             self.pace.took(pending.plan.steps, now - before)

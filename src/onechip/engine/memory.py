@@ -1,7 +1,8 @@
-"""How many pages each pool gets. Planned from numbers, not probed: what the device has, less the weights, less room.
+"""How many pages each pool gets. Planned from numbers, not probed: what the device has, less the weights, less what
+the compiled programs say they need, less a margin.
 
-The sliding pool holds every sequence's window; what is left goes to the full pool. Refuses with the numbers, before
-anything is loaded, when the weights or one sequence do not fit.
+The sliding pool holds every sequence's window and one chunk; what is left goes to the full pool. Refuses with the
+numbers, before anything is loaded, when the weights or one sequence do not fit.
 """
 
 import os
@@ -10,24 +11,32 @@ from typing import Any
 
 from onechip.cache.pages import PoolShape, peak_pages
 from onechip.config import EngineConfig, LayerKind, ModelConfig
-from onechip.engine.buckets import CPU_PAGE
+from onechip.engine.buckets import CPU_PAGE, BucketTable
+from onechip.engine.programs import Needs
+from onechip.engine.state import state_bytes
 from onechip.errors import ConfigError, DoesNotFit
 
-_MARGIN = 0.08  # of the memory: programs, activations, the runtime's own
-_ACTIVATIONS = (
-    256 << 20
-)  # a step's temporaries: logits of 64 rows over 262,144 ids and their copies
+MARGIN = 0.02  # of the memory: fragments, and the runtime's own buffers
+_CODE = 32 << 20  # a program's code, at most what was seen for 60 unrolled layers
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Pages of each pool (page 0 included), the tokens the full pool holds, and the bytes they take."""
+    """Pages of each pool (page 0 included), the tokens the full pool holds, and where every byte goes."""
 
     shapes: dict[LayerKind, PoolShape]
     kv_tokens: int
     kv_bytes: int
     weight_bytes: int
+    state_bytes: int
+    needs: Needs
     memory: int
+
+    @property
+    def spare(self) -> int:
+        """Bytes that nothing is planned for, the margin among them; negative when it does not fit."""
+        planned = self.weight_bytes + self.kv_bytes + self.state_bytes + self.needs.total
+        return self.memory - planned
 
 
 def device_memory(device: Any) -> int:
@@ -57,12 +66,15 @@ def plan_memory(
     *,
     max_model_len: int,
     chunk: int,
+    steps: int = 1,
     weight_bytes: int,
     kv_bytes_per_value: int,
+    needs: Needs,
     memory: int,
 ) -> MemoryPlan:
     """Sizes of both pools. Raises DoesNotFit or ConfigError."""
-    room = int(memory * (1 - _MARGIN)) - _ACTIVATIONS - weight_bytes
+    state = state_bytes(engine.max_seqs, config.vocab_size)
+    room = int(memory * (1 - MARGIN)) - needs.total - state - weight_bytes
     if room <= 0:
         raise DoesNotFit(
             f"the weights take {weight_bytes / 1e9:.2f} GB, the device has {memory / 1e9:.2f} GB and "
@@ -75,10 +87,10 @@ def plan_memory(
     values = {
         kind: _values_a_token(config, kind) * kv_bytes_per_value for kind in ("full", "sliding")
     }
-    window_pages = peak_pages(max_model_len, chunk, config.window, page) if config.window else 0
-    sliding = engine.max_seqs * window_pages + 1
+    sliding = _sliding_pages(config, engine.max_seqs, max_model_len, chunk, steps, page)
     most = engine.max_seqs * -(-max_model_len // page)
-    left = room - sliding * page * values["sliding"]
+    # Each pool's page 0 is nobody's, and takes memory all the same.
+    left = room - (sliding + 1) * page * values["sliding"] - page * values["full"]
     if engine.kv_tokens is not None:
         full = -(-engine.kv_tokens // page)
     else:
@@ -89,7 +101,29 @@ def plan_memory(
     if config.window is not None:
         shapes["sliding"] = PoolShape(sliding + 1, config.window)
     taken = (full + 1) * page * values["full"] + (sliding + 1) * page * values["sliding"]
-    return MemoryPlan(shapes, full * page, taken, weight_bytes, memory)
+    return MemoryPlan(shapes, full * page, taken, weight_bytes, state, needs, memory)
+
+
+def estimated_needs(config: ModelConfig, table: BucketTable) -> Needs:
+    """What programs are taken to need until they are compiled: no less than every chip's compiler was seen to ask."""
+    rows, tokens = (max(getattr(b, name) for b in table.buckets) for name in ("rows", "tokens"))
+    logits = 4 * rows * config.vocab_size * 4  # float32, the sampler's copies among them
+    widest = max(2 * layer.ffn_dim + config.heads * layer.head_dim for layer in config.layers)
+    moe = config.moe
+    experts = 0 if moe is None else moe.top_k * (3 * moe.ffn_dim + 2 * config.hidden_size)
+    hidden = tokens * (widest + experts + len(config.layers) * config.ple_dim) * 4 * 2
+    return Needs(logits + hidden + (64 << 20), _CODE * (len(table.buckets) + 1))
+
+
+def _sliding_pages(
+    config: ModelConfig, seqs: int, length: int, chunk: int, steps: int, page: int
+) -> int:
+    """Pages for the window of every sequence at once and for one chunk: a step has no more prompt tokens than that."""
+    if config.window is None:
+        return 0
+    each = peak_pages(length, steps, config.window, page)
+    whole = peak_pages(length, chunk, config.window, page)
+    return min(seqs * whole, seqs * each + -(-chunk // page) + seqs)
 
 
 def _shortage(room: int, left: int, tokens: int, values: dict[str, int], seqs: int) -> str:

@@ -1,17 +1,17 @@
 """Every program an engine runs, lowered from shapes alone, for the device at hand or for a chip that is elsewhere.
 
 1. `Shapes` are the static facts: model, dtypes, page tables' widths, pools' pages, the platform compiled for.
-2. `lower` traces one program on abstract arrays: nothing is allocated, so a 31B model lowers on a laptop.
-3. `Programs` holds the executables by name. `compile` makes all of them before the engine is ready; a program that a
-   `BucketTable` does not list (offline scoring) is made when first used.
+2. `trace` traces one program on abstract arrays: nothing is allocated, so a 31B model lowers on a laptop.
+3. `Programs` holds the executables. `begin` makes them in the background, those that the first answer needs first; one
+   that a server does not need (offline scoring) is made when first used.
 
 A program is a bucket of the table, a `Constrain` or one of `HELPERS`. Knows neither requests nor where an executable
 came from.
 """
 
 import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,17 +30,17 @@ from onechip.model.load import abstract_params
 from onechip.request import MAX_LOGPROBS, Request, SamplingParams
 
 LOGITS_ROWS = 32  # positions whose full logits exist at once: 32 x 262,144 float32 are 34 MB
-_COMPILERS = min(
+COMPILER_THREADS = "onechip-compiler"  # so are the threads named that compile what was planned
+COMPILERS = min(
     4, os.cpu_count() or 1
 )  # more would cost host memory: a large program takes gigabytes
 
 
 @dataclass(frozen=True)
 class Constrain:
-    """The program that samples a launch of `rows` rows again under masks; `steps` of the launch's program."""
+    """The program that samples a launch of `rows` rows again under masks, whatever program the launch was of."""
 
     rows: int
-    steps: int
 
 
 Program = Bucket | Constrain | str
@@ -70,13 +70,6 @@ class Shapes:
     def layout(self, bucket: Bucket) -> BatchLayout:
         return BatchLayout(bucket, self.full_columns, self.sliding_columns)
 
-    def steps_of(self, bucket: Bucket) -> int:
-        """Most decode steps one launch of the bucket's program may take."""
-        return self.steps if bucket.decode else 1
-
-    def constrain_of(self, bucket: Bucket) -> Constrain:
-        return Constrain(bucket.rows, self.steps_of(bucket))
-
     def caches(self, make: Callable[[tuple[int, ...], Any], Any]) -> tuple[KV, ...]:
         """K/V pools of every owning layer, each array made by `make(shape, dtype)`."""
         dtype = storage_dtype(self.kv_dtype, self.platform)
@@ -88,11 +81,11 @@ class Shapes:
 
 
 def name_of(program: Program) -> str:
-    """A file name and a table's first column: `decode-8x8`, `mixed-512x4`, `score-512x4`, `constrain-8x1`, `admit`."""
+    """A file name and a table's first column: `decode-8x8`, `mixed-512x4`, `score-512x4`, `constrain-8`, `admit`."""
     if isinstance(program, str):
         return program
     if isinstance(program, Constrain):
-        return f"constrain-{program.rows}x{program.steps}"
+        return f"constrain-{program.rows}"
     kind = "score" if program.score else "decode" if program.decode else "mixed"
     return f"{kind}-{program.tokens}x{program.rows}"
 
@@ -100,12 +93,12 @@ def name_of(program: Program) -> str:
 def abstract_arguments(shapes: Shapes, program: Program) -> tuple[Any, ...]:
     """The arguments of a program as `jax.ShapeDtypeStruct`s."""
     config = shapes.config
-    state = jax.eval_shape(lambda: slots.empty_state(shapes.max_seqs, config.vocab_size))
+    state = _shape_of(slots.empty_state(shapes.max_seqs, config.vocab_size))
     if program == "admit":
         rows = slots.slot_rows(Request("", (0,), SamplingParams()), config.vocab_size)
-        return state, jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: rows)
+        return state, jax.ShapeDtypeStruct((), jnp.int32), _shape_of(rows)
     if isinstance(program, Constrain):
-        return (state, *_abstract_sampled(program, config.vocab_size))
+        return (state, *_abstract_sampled(program.rows, shapes.steps, config.vocab_size))
     params = abstract_params(config, shapes.dtype)
     if program == "logits":
         return params, jax.ShapeDtypeStruct((LOGITS_ROWS, config.hidden_size), jnp.float32)
@@ -114,17 +107,26 @@ def abstract_arguments(shapes: Shapes, program: Program) -> tuple[Any, ...]:
     return params, shapes.caches(jax.ShapeDtypeStruct), state, vector
 
 
-def _abstract_sampled(program: Constrain, vocab: int) -> tuple[Any, ...]:
+def _abstract_sampled(rows: int, steps: int, vocab: int) -> tuple[Any, ...]:
     """Arguments of `step.constrain` after the slots."""
-    rows, array = program.rows, jax.ShapeDtypeStruct
+    array = jax.ShapeDtypeStruct
     best = (rows, MAX_LOGPROBS)
     return (
         array((rows, vocab), jnp.float32),
-        array((program.steps, rows), jnp.int32),
+        array((steps, rows), jnp.int32),
         (array((rows,), jnp.float32), array(best, jnp.int32), array(best, jnp.float32)),
         array((ROW_FIELDS, rows), jnp.int32),
         array((rows, -(-vocab // 32)), jnp.uint32),
     )
+
+
+def _shape_of(arrays: Any) -> Any:
+    """The same tree of shapes, without tracing anything."""
+
+    def one(x: np.ndarray) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    return jax.tree.map(one, arrays)
 
 
 def function_of(shapes: Shapes, program: Program) -> tuple[Callable[..., Any], tuple[int, ...]]:
@@ -143,13 +145,13 @@ def function_of(shapes: Shapes, program: Program) -> tuple[Callable[..., Any], t
         page_size=shapes.page_size,
         attention=shapes.attention,
         platform=shapes.platform,
-        most_steps=shapes.steps_of(program),
+        most_steps=shapes.steps,
     )
     return function, (1, 2)
 
 
-def lower(shapes: Shapes, program: Program, sharding: Any) -> Any:
-    """The program traced and lowered for the device that `sharding` names."""
+def trace(shapes: Shapes, program: Program, sharding: Any) -> Any:
+    """The program traced for the device that `sharding` names; `.lower().compile()` makes its executable."""
     function, donated = function_of(shapes, program)
 
     def placed(x: Any) -> jax.ShapeDtypeStruct:
@@ -157,40 +159,105 @@ def lower(shapes: Shapes, program: Program, sharding: Any) -> Any:
 
     arguments = jax.tree.map(placed, abstract_arguments(shapes, program))
     function.__name__ = name_of(program).replace("-", "_")  # pyright: ignore[reportAttributeAccessIssue]
-    return jax.jit(function, donate_argnums=donated).lower(*arguments)
+    return jax.jit(function, donate_argnums=donated).trace(*arguments)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Device bytes beside weights and K/V: the largest program's temporaries, and every program's code."""
+
+    temporaries: int
+    code: int
+
+    @property
+    def total(self) -> int:
+        return self.temporaries + self.code
 
 
 class Programs:
-    """The executables of one engine on one device, by program."""
+    """The executables of one engine on one device, by program.
+
+    `begin` compiles on threads of its own, and `wait` for those that are needed first; the others join `ready` while
+    the engine works. A compile that fails there is raised by `check`.
+    """
 
     def __init__(self, shapes: Shapes, device: Any):
         self.shapes = shapes
         self.sharding = jax.sharding.SingleDeviceSharding(device)
-        self.ready: dict[Program, Callable[..., Any]] = {}
+        self.ready: dict[Program, Any] = {}
+        self._coming: dict[Program, Future[None]] = {}
 
-    def compile(self, table: BucketTable, progress: Callable[[str], None] | None = None) -> None:
-        """Compile every program, smallest first, a few at a time: XLA's compilers leave the interpreter alone."""
-        wanted: list[Program] = [p for p in self.needed(table) if p not in self.ready]
-        with ThreadPoolExecutor(_COMPILERS) as pool:
-            compiling = [(p, pool.submit(self.lower(p).compile)) for p in wanted]
-            for program, future in compiling:
-                self.ready[program] = future.result()
-                if progress is not None:
-                    progress(name_of(program))
+    def begin(self, wanted: Iterable[Program], progress: Callable[[str], None]) -> None:
+        """Start to compile what is not ready, in this order, a few at a time; returns at once."""
+        pool = ThreadPoolExecutor(COMPILERS, thread_name_prefix=COMPILER_THREADS)
+        for program in wanted:
+            if program not in self.ready:
+                self._coming[program] = pool.submit(self._make, program, progress)
+        pool.shutdown(wait=False)
 
-    def needed(self, table: BucketTable) -> list[Program]:
-        """What a server with this table runs, smallest first."""
-        masked = dict.fromkeys(self.shapes.constrain_of(bucket) for bucket in table.buckets)
-        return [*SERVING, *table.buckets, *masked]
+    def wait(self, wanted: Iterable[Program]) -> None:
+        for program in wanted:
+            if program in self._coming:
+                self._coming[program].result()
+
+    def stop(self) -> None:
+        """Give up what has not begun to compile."""
+        for future in self._coming.values():
+            future.cancel()
+
+    def check(self) -> bool:
+        """Whether all that was begun is ready. Raises what went wrong with one that will never be."""
+        done = [future for future in self._coming.values() if future.done()]
+        for future in done:
+            future.result()
+        return len(done) == len(self._coming)
+
+    def needs(self) -> Needs:
+        """Of what is ready."""
+        found = [program.memory_analysis() for program in self.ready.values()]
+        known = [memory for memory in found if memory is not None]
+        temporaries = max((m.temp_size_in_bytes for m in known), default=0)
+        return Needs(temporaries, sum(m.generated_code_size_in_bytes for m in known))
 
     def lower(self, program: Program) -> Any:
-        return lower(self.shapes, program, self.sharding)
+        return trace(self.shapes, program, self.sharding).lower()
 
-    def __getitem__(self, program: Program) -> Callable[..., Any]:
-        """The executable, compiled now if it is not ready."""
+    def __getitem__(self, program: Program) -> Any:
+        """The executable, compiled now if it is not ready (offline use: a server's are ready before they are asked)."""
         if program not in self.ready:
             self.ready[program] = self.lower(program).compile()
         return self.ready[program]
+
+    def _make(self, program: Program, progress: Callable[[str], None]) -> None:
+        self.ready[program] = self.lower(program).compile()
+        progress(name_of(program))
+
+
+def needed(table: BucketTable) -> list[Program]:
+    """What a server with this table runs, in the order to compile it: what the first answer takes, the largest program
+    (which tells how much memory programs take), then the others, smallest first.
+    """
+    largest = max(table.buckets, key=_size)
+    first: list[Program] = [*SERVING, *table.first(), largest]
+    masked = [
+        Constrain(bucket.rows) for bucket in (*first, *table.buckets) if isinstance(bucket, Bucket)
+    ]
+    return list(dict.fromkeys([*first, *masked, *table.buckets]))
+
+
+def needed_first(table: BucketTable) -> list[Program]:
+    """The part of `needed` without which nothing can be answered."""
+    first = {*table.first(), max(table.buckets, key=_size)}
+    rows = {bucket.rows for bucket in first}
+    return [
+        p
+        for p in needed(table)
+        if p in first or p in SERVING or (isinstance(p, Constrain) and p.rows in rows)
+    ]
+
+
+def _size(bucket: Bucket) -> tuple[int, bool]:
+    return bucket.rows * bucket.tokens, bucket.score
 
 
 def zeros_on(device: Any) -> Callable[[tuple[int, ...], Any], jax.Array]:

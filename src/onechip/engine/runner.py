@@ -16,9 +16,9 @@ from onechip.cache.pages import PageTable
 from onechip.engine import batch as flag
 from onechip.engine import state as slots
 from onechip.engine.batch import ROW_FLAGS
-from onechip.engine.buckets import Bucket, BucketTable
+from onechip.engine.buckets import Bucket, BucketTable, Limits
 from onechip.engine.grammar import RowMask
-from onechip.engine.programs import LOGITS_ROWS, Programs, Shapes, zeros_on
+from onechip.engine.programs import LOGITS_ROWS, Constrain, Programs, Shapes, zeros_on
 from onechip.engine.sequence import Plan, PlanRow, RowResult, Sequence
 from onechip.engine.step import SKIPPED, StepOut
 from onechip.request import GREEDY_BELOW, SamplingParams, TokenLogprobs
@@ -46,18 +46,41 @@ class DeviceRunner:
     """Runs plans on one jax device."""
 
     def __init__(
-        self, shapes: Shapes, table: BucketTable, params: Any, pages: PageTable, device: Any
+        self,
+        shapes: Shapes,
+        table: BucketTable,
+        params: Any,
+        pages: PageTable,
+        device: Any,
+        programs: Programs | None = None,
     ):
+        """`table` is what the programs will be in the end; those not ready yet are left out by `limits`."""
         shapes = replace(
             shapes,
             pages={kind: shape.pages for kind, shape in pages.shapes.items()},
             platform=device.platform,
         )
-        self.shapes, self.table, self.params, self.pages = shapes, table, params, pages
-        self.programs = Programs(shapes, device)
+        self.shapes, self.params, self.pages = shapes, params, pages
+        self.table = self.whole = table
+        self.programs = programs or Programs(shapes, device)
+        self._known = -1
         self.caches = shapes.caches(zeros_on(device))
         state = slots.empty_state(shapes.max_seqs, shapes.config.vocab_size)
         self.state = jax.device_put(state, device, may_alias=False)
+
+    def limits(self) -> Limits | None:
+        """What plans may hold, when programs have become ready since the last look; raises if one never will."""
+        ready = len(self.programs.ready)
+        if ready == self._known:
+            return None
+        self._known = ready
+        self.programs.check()
+        # A row under a grammar needs its second program too.
+        there = self.programs.ready
+        self.table = self.whole.only(
+            [b for b in self.whole.buckets if Constrain(b.rows) in there and b in there]
+        )
+        return self.table.limits()
 
     def dispatch(self, plan: Plan) -> Pending:
         for sequence in plan.admitted:
@@ -85,7 +108,7 @@ class DeviceRunner:
             flags = row_flags(plan.rows[index].sequence.request.sampling) | flag.GRAMMAR
             block[ROW_FLAGS, index] = flags & ~flag.MIN_TOKENS if mask.forced else flags
             words[index] = mask.words
-        program = self.programs[self.shapes.constrain_of(bucket)]
+        program = self.programs[Constrain(bucket.rows)]
         self.state, token, chosen = program(
             self.state, out.logits, out.token, out.chosen, block, words
         )

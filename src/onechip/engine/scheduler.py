@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from onechip.cache.pages import PageTable
+from onechip.engine.buckets import Limits
 from onechip.engine.sequence import LAUNCH_STOPS, Plan, PlanRow, Sequence
 from onechip.request import Request
 
@@ -28,13 +29,19 @@ class Scheduler:
     def __init__(self, pages: PageTable, max_seqs: int, chunk: int, budget: int):
         """`chunk`: most prefill tokens a step; `budget`: most tokens, decodes included."""
         self.pages = pages
-        self.chunk = chunk
+        self.chunk = self.score_chunk = chunk
         self.budget = budget
+        self.rows = max_seqs
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.free_slots = list(range(max_seqs - 1, -1, -1))
         self.preemptions = 0
         self.most_steps = 1
+
+    def limit(self, limits: Limits) -> None:
+        """Plan within these from now on: while programs are still being compiled, not every step has one."""
+        self.rows, self.chunk, self.budget = limits.rows, limits.chunk, limits.budget
+        self.score_chunk = limits.score
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -64,7 +71,7 @@ class Scheduler:
             admitted = () if scoring is None else (scoring,)
         if scoring is None:
             return None, ()
-        row = self._chunk(scoring, self.chunk)
+        row = self._chunk(scoring, min(self.chunk, self.score_chunk))
         return None if row is None else replace(row, score=True), admitted
 
     def _book(self, rows: list[PlanRow], admitted: tuple[Sequence, ...]) -> Plan | None:
@@ -160,7 +167,9 @@ class Scheduler:
         """
         sequence = self.waiting[0]
         # A preempted sequence's last tokens may still be on the device: it can't be computed again without them.
-        if not self.free_slots or sequence.in_flight:
+        if not self.free_slots or sequence.in_flight or len(self.running) >= self.rows:
+            return None
+        if sequence.wants_prompt_logprobs and not self.score_chunk:
             return None
         pending = sum(s.remaining for s in self._prefilling())
         pending -= sum(row.count for row in planned if row.sequence.remaining > 1)

@@ -48,6 +48,12 @@ def empty_state(slots: int, vocab: int) -> SlotState:
     return SlotState(**arrays)
 
 
+def state_bytes(slots: int, vocab: int) -> int:
+    """Bytes of a SlotState on the device."""
+    each = 4 + 2 * vocab + 8 * MAX_LOGIT_BIAS + 4 * -(-vocab // 32) + 4 * MAX_STOP_IDS
+    return (slots + 1) * each
+
+
 def slot_rows(request: Request, vocab: int) -> dict[str, np.ndarray]:
     """The host's copy of one slot's rows, for `admit`."""
     sampling = request.sampling

@@ -68,7 +68,9 @@ def step(
     platform: str,
     most_steps: int = 1,
 ) -> tuple[Caches, SlotState, StepOut]:
-    """Run one bucket's launch on a packed vector (`engine.batch`); K of the result is `most_steps`."""
+    """Run one bucket's launch on a packed vector (`engine.batch`); K of the result is `most_steps`; only decode
+    programs make more than one.
+    """
     fields = layout.unpack(vector)
     once = partial(
         _once, params, config=config, score=layout.bucket.score, page_size=page_size,
@@ -76,7 +78,11 @@ def step(
     )  # fmt: skip
     if most_steps == 1:
         return once(caches, state, fields)
-    return _several(once, caches, state, fields, most_steps)
+    if layout.bucket.decode:
+        return _several(once, caches, state, fields, most_steps)
+    caches, state, out = once(caches, state, fields)
+    rest = jnp.full((most_steps - 1, out.token.shape[1]), SKIPPED, jnp.int32)
+    return caches, state, replace(out, token=jnp.concatenate([out.token, rest]))
 
 
 def _once(

@@ -17,24 +17,25 @@ MARGIN = 0.08  # of a chip's memory, for programs and their temporaries: 14.5 of
 
 @dataclass(frozen=True)
 class Chip:
-    """Memory in bytes, bandwidth in bytes a second, and where the two numbers come from."""
+    """Memory in bytes, bandwidth in bytes a second, dense bf16 operations a second, and where they come from."""
 
     name: str
     memory: int
     bandwidth: int
+    flops: int
     source: str
 
 
-_CLOUD = "memory as the device reports it; bandwidth from Google Cloud's TPU documentation"
+_CLOUD = "memory as the device reports it; the rest from Google Cloud's TPU documentation"
 _NVIDIA = "NVIDIA's data sheet"
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("tpu-v5e-1", 16_909_000_000, 819_000_000_000, _CLOUD),
-        Chip("tpu-v6e-1", 33_550_000_000, 1_640_000_000_000, _CLOUD),
-        Chip("cuda-h200", 141_000_000_000, 4_800_000_000_000, _NVIDIA),
-        Chip("cuda-h100", 80_000_000_000, 3_350_000_000_000, _NVIDIA),
-        Chip("cuda-l4", 24_000_000_000, 300_000_000_000, _NVIDIA),
+        Chip("tpu-v5e-1", 16_909_000_000, 819_000_000_000, 197_000_000_000_000, _CLOUD),
+        Chip("tpu-v6e-1", 33_550_000_000, 1_640_000_000_000, 918_000_000_000_000, _CLOUD),
+        Chip("cuda-h200", 141_000_000_000, 4_800_000_000_000, 989_000_000_000_000, _NVIDIA),
+        Chip("cuda-h100", 80_000_000_000, 3_350_000_000_000, 989_000_000_000_000, _NVIDIA),
+        Chip("cuda-l4", 24_000_000_000, 300_000_000_000, 121_000_000_000_000, _NVIDIA),
     )
 }
 

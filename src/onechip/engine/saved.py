@@ -1,0 +1,135 @@
+"""Executables on disk: what `onechip compile --out` saves and `serve --programs` loads without tracing anything.
+
+A folder holds one file a program and `programs.json`, which says what they were compiled for: versions, device, host
+features and every static shape. A program is a machine's code; one that was made for anything else is refused with the
+difference, never tried. The files hold pickles: load none but
+your own. Owns that folder's layout. Loading compiles nothing and traces nothing.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import serialize_executable
+
+from onechip import __version__
+from onechip.engine.buckets import Bucket
+from onechip.engine.programs import (
+    Constrain,
+    Program,
+    Programs,
+    Shapes,
+    abstract_arguments,
+    name_of,
+)
+from onechip.engine.step import StepOut
+from onechip.errors import ConfigError
+
+MANIFEST = "programs.json"
+_REMEDY = "compile them here with onechip compile --out, or leave --programs out"
+
+
+def save(programs: Mapping[Program, Any], shapes: Shapes, device: Any, folder: Path) -> int:
+    """Write compiled programs and the manifest, the manifest last; returns their bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    total = 0
+    for program, compiled in programs.items():
+        data, _, _ = serialize_executable.serialize(compiled)
+        (folder / f"{name_of(program)}.bin").write_bytes(data)
+        files[name_of(program)] = hashlib.sha256(data).hexdigest()
+        total += len(data)
+    manifest = {"made_for": made_for(shapes, device), "programs": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+    return total
+
+
+def load(folder: Path, wanted: list[Program], programs: Programs, device: Any) -> None:
+    """Put the wanted executables into `programs.ready`. Raises ConfigError when they are not for this engine."""
+    manifest = _read(folder)
+    _compare(manifest["made_for"], made_for(programs.shapes, device), folder)
+    for program in wanted:
+        name = name_of(program)
+        path = folder / f"{name}.bin"
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror or error}; {_REMEDY}") from error
+        if hashlib.sha256(data).hexdigest() != manifest["programs"].get(name):
+            raise ConfigError(f"{path} is not what {MANIFEST} lists; {_REMEDY}")
+        arguments, results = trees(programs.shapes, program)
+        programs.ready[program] = serialize_executable.deserialize_and_load(
+            data, arguments, results, backend=device.client, execution_devices=[device]
+        )
+
+
+def trees(shapes: Shapes, program: Program) -> tuple[Any, Any]:
+    """(arguments', results') tree structures of a program, known without tracing it."""
+    arguments = abstract_arguments(shapes, program)
+    structure = jax.tree.structure
+    leaf = jax.ShapeDtypeStruct((), jnp.int32)
+    scores = (leaf, leaf, leaf)
+    results: Any = arguments[0]
+    if isinstance(program, Constrain):
+        results = (arguments[0], leaf, scores)
+    elif isinstance(program, Bucket):
+        out: dict[str, Any] = dict.fromkeys(StepOut.__dataclass_fields__, leaf)
+        out["chosen"] = out["prompt"] = scores
+        results = (*arguments[1:3], StepOut(**out))
+    return structure((arguments, {})), structure(results)
+
+
+def made_for(shapes: Shapes, device: Any) -> dict[str, str]:
+    """Everything that an executable depends on, as text."""
+    client = device.client
+    return {
+        "onechip": __version__,
+        "jax": jax.__version__,
+        "platform": f"{device.platform} {client.platform_version}",
+        "device": device.device_kind,
+        "host": _host_features() if device.platform == "cpu" else "any",
+        "shapes": hashlib.sha256(repr(shapes).encode()).hexdigest(),
+        "shape": (
+            f"{shapes.config.family}, {len(shapes.config.layers)} layers, {shapes.dtype} weights, "
+            f"{shapes.kv_dtype} K/V, {shapes.max_seqs} sequences, pages {dict(shapes.pages)} of "
+            f"{shapes.page_size}, tables {shapes.full_columns}/{shapes.sliding_columns}"
+        ),
+    }
+
+
+def _host_features() -> str:
+    """XLA's CPU compiler uses whatever the host has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    flags = next(
+        (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features"))), ""
+    )
+    return f"{platform.machine()} {hashlib.sha256(' '.join(sorted(flags.split())).encode()).hexdigest()[:16]}"
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        return {"made_for": dict(manifest["made_for"]), "programs": dict(manifest["programs"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; {_REMEDY}") from error
+
+
+def _compare(found: Mapping[str, str], wanted: Mapping[str, str], folder: Path) -> None:
+    for key, value in wanted.items():
+        if found.get(key) != value and key != "shapes":
+            raise ConfigError(
+                f"the programs in {folder} are for {key} {found.get(key)!r}, this engine is {value!r}; {_REMEDY}"
+            )
+    if found.get("shapes") != wanted["shapes"]:
+        raise ConfigError(
+            f"the programs in {folder} are for another model or other flags; {_REMEDY}"
+        )
