@@ -33,8 +33,8 @@ def test_every_bucket_has_its_program_for_rows_under_a_grammar(platform: str) ->
 
 
 def test_masking_takes_what_the_step_leaves() -> None:
-    state, logits, token, chosen, block, masks = abstract_arguments(SHAPES, Constrain(4))
-    assert logits.shape == (4, VOCAB) and token.shape == (8, 4) and chosen[0].shape == (4,)
+    state, logits, token, logprob, block, masks = abstract_arguments(SHAPES, Constrain(4))
+    assert logits.shape == (4, VOCAB) and token.shape == (8, 4) and logprob.shape == (4,)
     assert block.shape == (ROW_FIELDS, 4) and masks.shape == (4, VOCAB // 32)
     assert state.last_token.shape == (17,)
 

@@ -27,7 +27,7 @@ from onechip.engine.buckets import Bucket, BucketTable
 from onechip.engine.step import constrain, logits_block, step
 from onechip.kernels.attention import KV, storage_dtype
 from onechip.model.load import abstract_params
-from onechip.request import MAX_LOGPROBS, Request, SamplingParams
+from onechip.request import Request, SamplingParams
 
 LOGITS_ROWS = 32  # positions whose full logits exist at once: 32 x 262,144 float32 are 34 MB
 COMPILER_THREADS = "onechip-compiler"  # so are the threads named that compile what was planned
@@ -110,11 +110,10 @@ def abstract_arguments(shapes: Shapes, program: Program) -> tuple[Any, ...]:
 def _abstract_sampled(rows: int, steps: int, vocab: int) -> tuple[Any, ...]:
     """Arguments of `step.constrain` after the slots."""
     array = jax.ShapeDtypeStruct
-    best = (rows, MAX_LOGPROBS)
     return (
         array((rows, vocab), jnp.float32),
         array((steps, rows), jnp.int32),
-        (array((rows,), jnp.float32), array(best, jnp.int32), array(best, jnp.float32)),
+        array((rows,), jnp.float32),
         array((ROW_FIELDS, rows), jnp.int32),
         array((rows, -(-vocab // 32)), jnp.uint32),
     )

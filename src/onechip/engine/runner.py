@@ -109,10 +109,11 @@ class DeviceRunner:
             block[ROW_FLAGS, index] = flags & ~flag.MIN_TOKENS if mask.forced else flags
             words[index] = mask.words
         program = self.programs[Constrain(bucket.rows)]
-        self.state, token, chosen = program(
-            self.state, out.logits, out.token, out.chosen, block, words
+        logprob, *best = out.chosen
+        self.state, token, logprob = program(
+            self.state, out.logits, out.token, logprob, block, words
         )
-        return Pending(plan, replace(out, token=token, chosen=chosen))
+        return Pending(plan, replace(out, token=token, chosen=(logprob, *best)))
 
     def collect(self, pending: Pending) -> list[RowResult]:
         rows, out = pending.plan.rows, pending.out
@@ -169,9 +170,9 @@ class DeviceRunner:
         if row.steps > 1 and sequence.request.stop_ids:
             flags |= flag.STOPS
         flags = flags if row.sample else flags & ~(flag.SAMPLE | flag.DRAW)
-        # A row under a grammar is sampled by `constrain`; until then only its tokens are counted.
-        counted = flags & (flag.SAMPLE | flag.PENALTIES)
-        fields["flags"][index] = flags if sequence.grammar is None else counted
+        # A row under a grammar is sampled by `constrain`; the step counts its tokens and finds the best ones.
+        first = flags & (flag.SAMPLE | flag.PENALTIES | flag.LOGPROBS)
+        fields["flags"][index] = flags if sequence.grammar is None else first
         held = self.pages.held[sequence.id]
         for kind, pages in held.items():
             fields[f"{kind}_table"][index, : len(pages.pages)] = pages.pages

@@ -24,7 +24,7 @@ from jax.tree_util import register_dataclass
 from onechip.config import LayerKind, ModelConfig
 from onechip.engine import batch as flag
 from onechip.engine.batch import BatchLayout, unpack_rows
-from onechip.engine.sampler import log_probabilities, sample
+from onechip.engine.sampler import log_probabilities, log_probability, sample
 from onechip.engine.state import SlotState, count_tokens
 from onechip.kernels.attention import KV, Ragged
 from onechip.model import gemma
@@ -142,22 +142,23 @@ def _several(
 
 
 def constrain(
-    state: SlotState, logits: Array, token: Array, chosen: Scores, block: Array, masks: Array
-) -> tuple[SlotState, Array, Scores]:
+    state: SlotState, logits: Array, token: Array, logprob: Array, block: Array, masks: Array
+) -> tuple[SlotState, Array, Array]:
     """Sample the rows flagged GRAMMAR again, under their masks (see `sampler.sample`); the others stay as they are.
 
-    `token` [K, R] and `chosen` are those of a launch of one step; `block`: its `BatchLayout.row_fields`, with the flags
-    for this second time.
+    `token` [K, R] and `logprob` [R] are those of a launch of one step; `block`: its `BatchLayout.row_fields`, with the
+    flags for this second time. The best tokens are the model's own, which no mask changes, so they stay too.
     """
     rows = unpack_rows(block)
     masked = rows["flags"] & flag.GRAMMAR != 0
     new = jnp.where(masked, sample(logits, rows, state, masks), token[0])
-    scores = log_probabilities(logits, new, jnp.any(rows["flags"] & flag.LOGPROBS != 0))
-    logprob, ids, best = (
-        jnp.where(masked if a.ndim == 1 else masked[:, None], a, b)
-        for a, b in zip(scores, chosen, strict=True)
+    scored = lax.cond(
+        jnp.any(rows["flags"] & flag.LOGPROBS != 0),
+        lambda: log_probability(logits, new),
+        lambda: logprob,
     )
-    return _keep(state, new, masked, rows["slot"]), token.at[0].set(new), (logprob, ids, best)
+    logprob = jnp.where(masked, scored, logprob)
+    return _keep(state, new, masked, rows["slot"]), token.at[0].set(new), logprob
 
 
 def _keep(state: SlotState, token: Array, wanted: Array, slot: Array) -> SlotState:
