@@ -9,6 +9,8 @@ Some K/V heads (`Heads`) are handled together, as many as fill a tile's eight ro
 outside its own head's columns, so that heads share matmuls. Only pages that a row can see are read; keys that nobody
 may see are masked, and values set to zero, because 0 times a NaN that an earlier owner left is NaN.
 
+The public functions are jitted so that layers of one kind are traced and lowered once.
+
 Why not a kernel that exists (read in jax 0.10.2): `pallas.ops.tpu.ragged_paged_attention` walks a sequence from its
 first key whatever the window (E2B at 16K would read 32 times a sliding layer's bytes), computes a whole block of
 queries for every one-token row, and wants K and V interleaved in one pool; `paged_attention` has no window and no
@@ -84,6 +86,7 @@ def refusal(page_size: int, head_dims: Sequence[int], kv_dtype: str) -> str | No
 # Decode.
 
 
+@partial(jax.jit, static_argnames=("scale", "interpret"))
 def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = False) -> Array:
     """One query a row: q [R, N, H] -> float32 [R, N, H]; zeros for rows without one."""
     rows, heads, head_dim = q.shape
@@ -213,6 +216,7 @@ def _decode_kernel(
 # Prefill.
 
 
+@partial(jax.jit, static_argnames=("scale", "interpret"))
 def prefill(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = False) -> Array:
     """Rows of several tokens: q [T, N, H] -> float32 [T, N, H]; tokens of no tile undefined."""
     tokens, heads, head_dim = q.shape

@@ -21,6 +21,7 @@ SUBLANES = 16  # rows of a bf16 tile: what is read and written back
 _WRITES = 32  # groups of rows in flight
 
 
+@partial(jax.jit, static_argnames="interpret")
 def write(kv: KV, k: Array, v: Array, page: Array, slot: Array, *, interpret: bool = False) -> KV:
     """Put k and v [T, K, H] into (page, slot) [T] of the pool, which must be donated; page 0 is left alone."""
     kv_heads, pages, page_size, head_dim = kv.k.shape
