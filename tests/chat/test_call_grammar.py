@@ -99,6 +99,14 @@ def test_every_random_call_is_read_back_and_fits_its_schema(
         jsonschema.validate(json.loads(arguments), {"type": "object", **TOOLS[name]})
 
 
+def test_most_random_calls_end(grammars: GrammarCompiler) -> None:
+    """Else the test before would say little."""
+    walks = [
+        walk(grammars, start(grammars, calls(TOOLS)), random.Random(s), most=600) for s in range(20)
+    ]
+    assert sum(ended for _, ended in walks) >= 15
+
+
 def test_one_call_is_one_call(grammars: GrammarCompiler) -> None:
     row = start(grammars, calls({"ping": {}}, many=False))
     tokens, ended = walk(grammars, row, random.Random(1))
