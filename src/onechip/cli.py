@@ -298,21 +298,23 @@ def chat(
     if model is not None and url is not None:
         raise ConfigError("give MODEL or --url, not both; --model names a model of the server")
     engine = serve_arguments(flags)
-    if model is None and engine:
-        raise ConfigError(f"{engine[0]} is for a MODEL served here, not for a running server")
+    if model is None and engine != serve_arguments(CHAT_DEFAULTS):
+        raise ConfigError(
+            f"{' '.join(engine)}: engine flags are for a MODEL served here, not for a running server"
+        )
     keys = (api_key or "").split()
     return talk(model, engine, url, name, system, keys[0] if keys else None, thinking=thinking)
 
 
 def serve_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """The engine flags that differ from those of `chat`, as `serve` takes them."""
+    """The engine flags that differ from the defaults of `serve`, as `serve` takes them."""
     found: list[str] = []
     for field in fields(EngineConfig):
         value, name = (
-            flags[field.name],
+            flags.get(field.name, field.default),
             FLAGS[field.name].name or "--" + field.name.replace("_", "-"),
         )
-        if value == CHAT_DEFAULTS.get(field.name, field.default):
+        if value == field.default:
             continue
         on, _, off = name.partition("/")
         found += [on if value else off] if isinstance(value, bool) else [on, str(value)]

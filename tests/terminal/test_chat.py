@@ -411,10 +411,13 @@ def test_a_model_that_cannot_be_served_ends_the_chat_with_the_servers_status(tmp
 @pytest.mark.parametrize(
     ("flags", "arguments"),
     [
-        ([], []),
-        (["--max-seqs", "1"], []),
+        ([], ["--max-seqs", "1"]),
+        (["--max-seqs", "16"], []),
         (["--dtype", "float32", "--max-seqs", "4"], ["--max-seqs", "4", "--dtype", "float32"]),
-        (["--random-weights", "--no-precompile"], ["--random-weights", "--no-precompile"]),
+        (
+            ["--random-weights", "--no-precompile"],
+            ["--max-seqs", "1", "--random-weights", "--no-precompile"],
+        ),
     ],
 )
 def test_engine_flags_reach_the_server_as_they_were_given(
