@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests import tiny_tokenizer
 
-from onechip import cli
+from onechip import cli, flags
 from onechip.config import EngineConfig, ServerConfig
 from onechip.errors import DoesNotFit, InvalidRequest
 
@@ -71,7 +71,7 @@ def test_no_arguments_show_help(capsys: pytest.CaptureFixture[str]):
 
 def test_every_config_field_is_a_flag_with_help():
     assert {f.name for config in (EngineConfig, ServerConfig) for f in fields(config)} == set(
-        cli.FLAGS
+        flags.FLAGS
     )
 
 

@@ -1,19 +1,17 @@
 """The command line: `onechip serve`, `generate`, `inspect`, and the ladder's commands (`ladder.cli`).
 
-Owns flags, the environment (read nowhere else), exit statuses and how a report is printed. Every field of
-`EngineConfig` and `ServerConfig` is a flag of the same name, so the two cannot drift apart. jax and the engine are
-imported inside the commands: `onechip --help` answers without them.
+Owns the commands, the environment (read nowhere else), exit statuses and how a report is printed. The options that are
+fields of a configuration come from `flags`. jax and the engine are imported inside the commands: `onechip --help`
+answers without them.
 
 Exit status: 0 done, 1 the server or a request failed, 2 a flag, file or model that cannot be served (one line on
 stderr, `onechip: error: ...`), 130 interrupted.
 """
 
-import inspect as introspection
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -21,95 +19,8 @@ from typer.exceptions import Abort, TyperException
 from onechip import __version__
 from onechip.config import DTypeName, EngineConfig, ServerConfig
 from onechip.errors import ConfigError, OnechipError, StartupError
+from onechip.flags import build, serve_arguments, with_flags
 from onechip.ladder.cli import mount as mount_ladder
-
-Config = TypeVar("Config", EngineConfig, ServerConfig)
-
-
-@dataclass(frozen=True)
-class Flag:
-    """What a config field does not say of itself: help, range, a name that is not the field's own.
-
-    `default` says in words what None stands for.
-    """
-
-    help: str
-    min: float | None = None
-    max: float | None = None
-    name: str | None = None
-    envvar: str | None = None
-    default: str | None = None
-
-
-FLAGS = {
-    "max_seqs": Flag("Sequences that run at once.", min=1),
-    "max_model_len": Flag("Longest prompt plus output, in tokens.", min=2, default="what fits"),
-    "dtype": Flag("Weights and arithmetic; auto is bfloat16 where the chip has it."),
-    "kv_dtype": Flag("Stored keys and values; auto is the dtype of the weights."),
-    "page_size": Flag("Tokens that one K/V page holds.", min=1, default="by device"),
-    "chunk_size": Flag("Prompt tokens that one step takes.", min=1, default="by device"),
-    "kv_tokens": Flag("Tokens of context kept, over all sequences.", min=1, default="what fits"),
-    "max_waiting": Flag("Requests that may queue; one more is answered 503.", min=0),
-    "random_weights": Flag(
-        "Run the configuration with random weights; no checkpoint is read.", name="--random-weights"
-    ),
-    "seed": Flag("Seed of the random weights."),
-    "attention": Flag(
-        "Attention implementation: auto, plain, pallas_tpu or pallas_triton; a name is obeyed or refused."
-    ),
-    "decode_steps": Flag(
-        "Most decode steps of one launch, taken while nobody waits.", min=1, default="by device"
-    ),
-    "compile_cache": Flag("Directory of compiled programs, or off.", default="the user's cache"),
-    "programs": Flag(
-        "Directory of compiled programs to load, from onechip compile --out.", default="none"
-    ),
-    "profile": Flag("Directory for a jax.profiler trace of the first launches.", default="none"),
-    "profile_steps": Flag("Launches that the trace holds.", min=1),
-    "precompile": Flag(
-        "Compile every program before the first answer, so that none is compiled later.",
-        name="--precompile/--no-precompile",
-    ),
-    "host": Flag("Address to listen on."),
-    "port": Flag("Port to listen on; 0 takes a free one.", min=0, max=65535),
-    "served_model_names": Flag(
-        "Name the API answers to; may be repeated.", name="--served-model-name", default="MODEL"
-    ),
-    "api_keys": Flag(
-        "Key that clients must send; may be repeated (in the variable: separated by spaces).",
-        name="--api-key",
-        envvar="ONECHIP_API_KEY",
-    ),
-    "api_key_file": Flag("File of more keys, one a line; # begins a comment.", default="none"),
-    "cors": Flag("Let web pages of other origins use the API.", name="--cors/--no-cors"),
-    "cors_origins": Flag(
-        "Origin whose pages may use the API; may be repeated.", name="--cors-origin", default="all"
-    ),
-    "max_body_bytes": Flag("Largest request body.", min=1),
-    "request_timeout": Flag(
-        "Seconds a request may take, waiting included; then it ends with an error.",
-        min=0.001,
-        default="no limit",
-    ),
-    "ping_seconds": Flag(
-        "A stream without news gets a comment this often, so that proxies keep it; 0 is never.",
-        min=0,
-    ),
-    "drain_seconds": Flag("Seconds that running answers may still take after SIGTERM.", min=0),
-    "stored_responses": Flag("Responses kept for previous_response_id.", min=0),
-    "stored_responses_bytes": Flag("Most memory that they may take.", min=0),
-    "log_format": Flag("Log lines for people, or one JSON object a line."),
-    "access_log": Flag("Log each request.", name="--access-log/--no-access-log"),
-    "otlp_endpoint": Flag(
-        "Send OpenTelemetry traces there (OTLP over HTTP; extra otel).",
-        envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
-        default="none",
-    ),
-}
-
-CHAT_DEFAULTS = {
-    "max_seqs": 1
-}  # one person talks: programs for more sequences would only cost time to start
 
 app = typer.Typer(
     name="onechip",
@@ -119,62 +30,12 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich costs as much as everything else
 )
 
+# One person talks: programs for more sequences would only cost time to start.
+CHAT_DEFAULTS: dict[str, Any] = {"max_seqs": 1}
+
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A hub id, a directory, a .gguf file, or demo.")
 ]
-
-
-def with_flags(
-    *configs: type, without: Collection[str] = (), **defaults: Any
-) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Replace a command's **flags by one option for every field of the config classes.
-
-    `defaults` are the command's own where they differ from the class's; fields `without` a meaning get no option.
-    """
-
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        signature = introspection.signature(command)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [
-            _option(field, defaults)
-            for config in configs
-            for field in fields(config)
-            if field.name not in without
-        ]
-        command.__signature__ = signature.replace(parameters=own + options)  # pyright: ignore[reportFunctionMemberAccess]
-        return command
-
-    return decorate
-
-
-def _option(field: Field[Any], defaults: Mapping[str, Any]) -> introspection.Parameter:
-    flag = FLAGS[field.name]
-    name = flag.name or "--" + field.name.replace("_", "-")
-    option = typer.Option(
-        name,
-        help=flag.help,
-        min=flag.min,
-        max=flag.max,
-        envvar=flag.envvar,
-        show_default=flag.default or True,
-    )
-    repeated = field.type == tuple[str, ...]
-    return introspection.Parameter(
-        field.name,
-        introspection.Parameter.KEYWORD_ONLY,
-        default=None if repeated else defaults.get(field.name, field.default),
-        annotation=Annotated[list[str] | None if repeated else field.type, option],
-    )
-
-
-def build(config: type[Config], flags: Mapping[str, Any]) -> Config:
-    """The config object whose fields are among `flags`; a repeated flag becomes a tuple."""
-    known = [field for field in fields(config) if field.name in flags]
-    values: dict[str, Any] = {field.name: flags[field.name] for field in known}
-    for field in known:
-        if field.type == tuple[str, ...]:
-            values[field.name] = tuple(values[field.name] or ())
-    return config(**values)
 
 
 @app.command()
@@ -304,21 +165,6 @@ def chat(
         )
     keys = (api_key or "").split()
     return talk(model, engine, url, name, system, keys[0] if keys else None, thinking=thinking)
-
-
-def serve_arguments(flags: Mapping[str, Any]) -> list[str]:
-    """The engine flags that differ from the defaults of `serve`, as `serve` takes them."""
-    found: list[str] = []
-    for field in fields(EngineConfig):
-        value, name = (
-            flags.get(field.name, field.default),
-            FLAGS[field.name].name or "--" + field.name.replace("_", "-"),
-        )
-        if value == field.default:
-            continue
-        on, _, off = name.partition("/")
-        found += [on if value else off] if isinstance(value, bool) else [on, str(value)]
-    return found
 
 
 @app.command()

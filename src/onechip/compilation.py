@@ -152,7 +152,7 @@ def _compile_one(shapes: Shapes, program: Program, target: Target) -> _Compiled:
         clock.append(time.monotonic())
         lowered = traced.lower()
     clock.append(time.monotonic())
-    executable = lowered.compile()
+    executable = lowered.compile(compiler_options=dict(target.options or {}))
     clock.append(time.monotonic())
     seconds = (clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2])
     return _Compiled(traced.jaxpr, executable, seconds)

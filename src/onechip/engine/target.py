@@ -9,7 +9,7 @@ would raise. Knows no programs.
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +42,16 @@ TARGETS = (*_TPU_TOPOLOGIES, "cuda-h200", "cpu")
 
 @dataclass(frozen=True)
 class Target:
-    """`device` is a jax device, or a topology's stand-in for one. `chip` is None for a CPU: it is what it is."""
+    """`device` is a jax device, or a topology's stand-in for one. `chip` is None for a CPU: it is what it is.
+    `options` are the compiler's, for `lowered.compile`.
+    """
 
     name: str
     platform: str
     device: Any
     chip: Chip | None
     mesh: Any = None
+    options: Mapping[str, str] | None = None
 
     @property
     def sharding(self) -> Any:
@@ -84,25 +87,31 @@ def describe(name: str) -> Target:
         ) from error
     mesh = topologies.make_mesh(topology, (1,), ("x",))
     platform = "tpu" if extra == "tpu" else "gpu"
-    return Target(name, platform, topology.devices[0], find_chip(name), mesh)
+    options = _cuda_tools() if extra == "cuda" else None
+    return Target(name, platform, topology.devices[0], find_chip(name), mesh, options)
 
 
-def _tpu(name: str) -> Any:
-    topology, accelerator = _TPU_TOPOLOGIES[name]
+def _tpu(target: str) -> Any:
+    topology, accelerator = _TPU_TOPOLOGIES[target]
     # libtpu reads these when it is loaded; without them it asks the metadata server of a cloud VM.
-    os.environ.update(
-        TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE=accelerator, TPU_WORKER_HOSTNAMES="localhost"
-    )
+    for name, value in (
+        ("TPU_SKIP_MDS_QUERY", "1"),
+        ("TPU_ACCELERATOR_TYPE", accelerator),
+        ("TPU_WORKER_HOSTNAMES", "localhost"),
+    ):
+        os.putenv(name, value)
     return topologies.get_topology_desc(
         platform="tpu", topology_name=topology, chips_per_host_bounds=(1, 1, 1)
     )
 
 
 def _cuda() -> Any:
-    # ptxas comes with nvidia-cuda-nvcc, which puts it on nobody's PATH.
-    found = [p for root in sys.path for p in Path(root).glob("nvidia/*/bin/ptxas")]
-    if found:
-        os.environ["PATH"] = f"{found[0].parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return topologies.get_topology_desc(
         platform="cuda", topology_name="h200", topology="1x1x1", target_config=_H200
     )
+
+
+def _cuda_tools() -> dict[str, str]:
+    """Where ptxas is: nvidia-cuda-nvcc puts it on nobody's PATH."""
+    found = [path for root in sys.path for path in Path(root).glob("nvidia/*/bin/ptxas")]
+    return {"xla_gpu_cuda_data_dir": str(found[0].parents[1])} if found else {}
