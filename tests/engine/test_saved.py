@@ -129,4 +129,4 @@ def test_a_prompts_early_exit_shows_in_the_matmuls(saved: tuple[Path, Record]):
     """Half of the tiny model's layers own no K/V: a prompt's tokens skip them, a scored prompt's do not."""
     _, record = saved
     flops = {p.name: p.matmul_flops for p in record.programs}
-    assert flops["mixed-16x2"] < 0.75 * flops["score-16x2"]
+    assert flops["mixed-16x2"] < 0.8 * flops["score-16x2"]
