@@ -67,6 +67,9 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.rows or self.waiting)
 
+    def close(self) -> None:
+        """Nothing is left open."""
+
     def idle(self) -> None:
         pass
 

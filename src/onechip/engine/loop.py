@@ -73,6 +73,11 @@ class Engine:
         """Requests that wait for a slot or for their grammar."""
         return len(self.scheduler.waiting) + len(self.grammars or ())
 
+    def close(self) -> None:
+        """The engine will not be driven any more: a trace that has not ended is written as far as it got."""
+        if self.profile is not None:
+            self.profile.stop()
+
     def idle(self) -> None:
         """There has been nothing to do for a while: the moment for what a request would else wait for."""
         if self.grammars is not None:

@@ -199,6 +199,11 @@ class Programs:
             if program in self._coming:
                 self._coming[program].result()
 
+    @property
+    def wanted(self) -> list[Program]:
+        """All that was begun."""
+        return list(self._coming)
+
     def stop(self) -> None:
         """Give up what has not begun to compile."""
         for future in self._coming.values():

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.tree_util import register_dataclass
@@ -94,11 +95,13 @@ def forward(
     for layer in config.layers[:split]:
         slot, pool = owners[layer.index], packed.pools[layer.kind]
         p = params["layers"][layer.index]
-        q, k, v = _project(ops, p, config, layer, h, ropes[layer.kind])
-        caches[slot] = write(caches[slot], k, v, pool.page, pool.slot, implementation=attention)
-        mixed = attend(
-            q, caches[slot], work[layer.kind], scale=config.query_scale, implementation=attention
-        )
+        with jax.named_scope(f"{layer.kind}_attention"):
+            q, k, v = _project(ops, p, config, layer, h, ropes[layer.kind])
+            caches[slot] = write(caches[slot], k, v, pool.page, pool.slot, implementation=attention)
+            mixed = attend(
+                q, caches[slot], work[layer.kind],
+                scale=config.query_scale, implementation=attention,
+            )  # fmt: skip
         h = _finish_layer(ops, p, config, h, mixed, None if ple is None else ple[:, layer.index])
 
     token = packed.token
@@ -119,9 +122,12 @@ def forward(
         )
     for layer in config.layers[split:]:
         p = params["layers"][layer.index]
-        q, _, _ = _project(ops, p, config, layer, h, ropes[layer.kind])
-        kv = caches[owners[layer.kv_source]]
-        mixed = attend(q, kv, work[layer.kind], scale=config.query_scale, implementation=attention)
+        with jax.named_scope(f"shared_{layer.kind}_attention"):
+            q, _, _ = _project(ops, p, config, layer, h, ropes[layer.kind])
+            mixed = attend(
+                q, caches[owners[layer.kv_source]], work[layer.kind],
+                scale=config.query_scale, implementation=attention,
+            )  # fmt: skip
         h = _finish_layer(
             ops, p, config, h, mixed, None if ple is None else ple[:, layer.index - split]
         )
@@ -228,6 +234,7 @@ def _project(
     return q, k, ops.norm(v) if config.family == "gemma4" else v
 
 
+@jax.named_scope("feed_forward")
 def _finish_layer(
     ops: Ops, p: Mapping[str, Array], config: ModelConfig, h: Array, mixed: Array, ple: Array | None
 ) -> Array:
