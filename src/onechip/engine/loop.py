@@ -33,6 +33,8 @@ from onechip.engine.validate import check_request
 from onechip.errors import InvalidRequest, NumericalError, OnechipError, Overloaded
 from onechip.request import STEP_TOKEN_EDGES, EngineInfo, EngineStats, Event, Request
 
+_NOTHING_S = 0.002  # what waits needs a program that is still being compiled: leave the machine to the compiler
+
 
 class Engine:
     """One model on one device, driven by calling `step` while `has_work`."""
@@ -124,6 +126,8 @@ class Engine:
             plan = self.scheduler.plan()
         if plan is not None:
             self._launch(plan)
+        elif self.sequences and not self.flying and not self.ended:
+            time.sleep(_NOTHING_S)
         if self.flying and (plan is None or len(self.flying) > 1):
             results = self._collect()
             with phase("commit"):

@@ -216,4 +216,8 @@ if __name__ == "__main__":
         with shown() as report:
             return build_engine(model, config, report)
 
-    sys.exit(main(build, *sys.argv[1:]))
+    status = main(build, *sys.argv[1:])
+    logging.shutdown()
+    sys.stderr.flush()
+    # Not sys.exit: it would wait for programs that are still being compiled, and a compiler cannot be interrupted.
+    os._exit(status)

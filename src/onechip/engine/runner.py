@@ -63,23 +63,23 @@ class DeviceRunner:
         self.shapes, self.params, self.pages = shapes, params, pages
         self.table = self.whole = table
         self.programs = programs or Programs(shapes, device)
-        self._known = -1
+        self._complete = self._looked = False
         self.caches = shapes.caches(zeros_on(device))
         state = slots.empty_state(shapes.max_seqs, shapes.config.vocab_size)
         self.state = jax.device_put(state, device, may_alias=False)
 
     def limits(self) -> Limits | None:
         """What plans may hold, when programs have become ready since the last look; raises if one never will."""
-        ready = len(self.programs.ready)
-        if ready == self._known:
+        if self._complete:
             return None
-        self._known = ready
-        self.programs.check()
-        # A row under a grammar needs its second program too.
+        self._complete = self.programs.check()
         there = self.programs.ready
-        self.table = self.whole.only(
-            [b for b in self.whole.buckets if Constrain(b.rows) in there and b in there]
-        )
+        # A row under a grammar needs its second program too.
+        ready = [b for b in self.whole.buckets if b in there and Constrain(b.rows) in there]
+        if len(ready) == len(self.table.buckets) and self._looked:
+            return None
+        self._looked = True
+        self.table = self.whole.only(ready)
         return self.table.limits()
 
     def dispatch(self, plan: Plan) -> Pending:
