@@ -35,7 +35,7 @@ serve: $(STAMP)
 	$(BIN)/onechip serve demo --port $(PORT)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -87,6 +87,7 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
 def parse_events(text: str) -> list[dict[str, Any]]:
     events = text.split("\n\n")
     assert events.pop() == ""
+    events = [event for event in events if not event.startswith(":")]  # pings
     assert all(event.startswith("data: ") for event in events)
     assert events.pop() == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in events]

@@ -9,6 +9,7 @@ A program is a bucket of the table, a `Constrain` or one of `HELPERS`. Knows nei
 came from.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,7 @@ from onechip.model.load import abstract_params
 from onechip.request import Request, SamplingParams
 
 LOGITS_ROWS = 32  # positions whose full logits exist at once: 32 x 262,144 float32 are 34 MB
+_ALIGNMENT = 64  # of the buffers that XLA's CPU client adopts
 COMPILER_THREADS = "onechip-compiler"  # so are the threads named that compile what was planned
 COMPILERS = min(
     4, os.cpu_count() or 1
@@ -218,7 +220,7 @@ class Programs:
 
     def needs(self) -> Needs:
         """Of what is ready."""
-        found = [program.memory_analysis() for program in self.ready.values()]
+        found = [program.memory_analysis() for program in list(self.ready.values())]  # it may grow
         known = [memory for memory in found if memory is not None]
         temporaries = max((m.temp_size_in_bytes for m in known), default=0)
         return Needs(temporaries, sum(m.generated_code_size_in_bytes for m in known))
@@ -268,6 +270,23 @@ def zeros_on(device: Any) -> Callable[[tuple[int, ...], Any], jax.Array]:
     """A maker of zeroed arrays by transfer: `jnp.zeros` would compile a program for every shape."""
 
     def make(shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        return jax.device_put(np.zeros(shape, dtype), device, may_alias=False)
+        return jax.device_put(_unadoptable(shape, np.dtype(dtype)), device, may_alias=False)
 
     return make
+
+
+def to_device(array: np.ndarray, device: Any) -> jax.Array:
+    """The array in memory that the device owns, so that it can be donated."""
+    copy = _unadoptable(array.shape, array.dtype)
+    copy[...] = array
+    return jax.device_put(copy, device, may_alias=False)
+
+
+def _unadoptable(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Zeros that begin off XLA's alignment. A CPU client adopts aligned numpy memory as it is, whatever `may_alias`
+    says, and an array that it has adopted is copied at its first donation.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    room = np.zeros(size + 2 * _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT + dtype.itemsize
+    return room[start : start + size].view(dtype).reshape(shape)

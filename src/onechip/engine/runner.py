@@ -7,6 +7,7 @@ bucket table and called as executables, so a step can never trace or compile.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +19,7 @@ from onechip.engine import state as slots
 from onechip.engine.batch import ROW_FLAGS
 from onechip.engine.buckets import Bucket, BucketTable, Limits
 from onechip.engine.grammar import RowMask
-from onechip.engine.programs import LOGITS_ROWS, Constrain, Programs, Shapes, zeros_on
+from onechip.engine.programs import LOGITS_ROWS, Constrain, Programs, Shapes, to_device, zeros_on
 from onechip.engine.sequence import Plan, PlanRow, RowResult, Sequence
 from onechip.engine.step import SKIPPED, StepOut
 from onechip.request import GREEDY_BELOW, SamplingParams, TokenLogprobs
@@ -66,7 +67,7 @@ class DeviceRunner:
         self._complete = self._looked = False
         self.caches = shapes.caches(zeros_on(device))
         state = slots.empty_state(shapes.max_seqs, shapes.config.vocab_size)
-        self.state = jax.device_put(state, device, may_alias=False)
+        self.state = jax.tree.map(partial(to_device, device=device), state)
 
     def limits(self) -> Limits | None:
         """What plans may hold, when programs have become ready since the last look; raises if one never will."""

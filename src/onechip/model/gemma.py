@@ -17,6 +17,7 @@ only a matmul's inputs are rounded to the weights' dtype (`model.ops`).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -89,6 +90,7 @@ def forward(
     ops = ops_for(config, params, platform)
     exact = ops.exact and caches[0].dtype == "float32" and attention in ("auto", "plain")
     work = _work(config, packed, caches, attention, exact)
+    look = partial(attend, scale=config.query_scale, implementation=attention)
     h = _embed(ops, params, config, packed.token)
     ple = _per_layer_inputs(ops, params, config, packed.token, h, 0, split)
     ropes = _ropes(ops, config, packed.position)
@@ -98,10 +100,7 @@ def forward(
         with jax.named_scope(f"{layer.kind}_attention"):
             q, k, v = _project(ops, p, config, layer, h, ropes[layer.kind])
             caches[slot] = write(caches[slot], k, v, pool.page, pool.slot, implementation=attention)
-            mixed = attend(
-                q, caches[slot], work[layer.kind],
-                scale=config.query_scale, implementation=attention,
-            )  # fmt: skip
+            mixed = look(q, caches[slot], work[layer.kind])
         h = _finish_layer(ops, p, config, h, mixed, None if ple is None else ple[:, layer.index])
 
     token = packed.token
@@ -111,23 +110,13 @@ def forward(
         ropes = _ropes(ops, config, packed.position[packed.last])
     if split < len(config.layers):
         # The projection half of the per-layer inputs reads the embeddings, not h: embed again, it is one gather.
-        ple = _per_layer_inputs(
-            ops,
-            params,
-            config,
-            token,
-            _embed(ops, params, config, token),
-            split,
-            len(config.layers),
-        )
+        embedded, count = _embed(ops, params, config, token), len(config.layers)
+        ple = _per_layer_inputs(ops, params, config, token, embedded, split, count)
     for layer in config.layers[split:]:
         p = params["layers"][layer.index]
         with jax.named_scope(f"shared_{layer.kind}_attention"):
             q, _, _ = _project(ops, p, config, layer, h, ropes[layer.kind])
-            mixed = attend(
-                q, caches[owners[layer.kv_source]], work[layer.kind],
-                scale=config.query_scale, implementation=attention,
-            )  # fmt: skip
+            mixed = look(q, caches[owners[layer.kv_source]], work[layer.kind])
         h = _finish_layer(
             ops, p, config, h, mixed, None if ple is None else ple[:, layer.index - split]
         )
