@@ -117,6 +117,7 @@ def test_most_steps_are_compared():
     assert sum(decided_steps(case) for case in CASES) >= 0.7 * STEPS * len(CASES)
 
 
+@pytest.mark.slow  # programs of their own
 def test_bfloat16_stays_near_the_reference():
     """Every prompt and reference answer is scored whole, so one early flip does not end the comparison.
 

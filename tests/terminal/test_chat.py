@@ -195,12 +195,17 @@ def test_ways_to_leave(tmp_path: Path, keys: str, status: int):
 def test_one_ctrl_c_at_the_prompt_only_clears_the_line(tmp_path: Path):
     with scripted(text("Ok.")) as server, terminal(server.url, tmp_path) as at:
         at.until("> ")
-        at.type("half a thought" + CTRL_C)
+        # Only an echo shows that the line is being read: before, the terminal itself drops what a Ctrl-C finds.
+        at.type("half a thought")
+        at.until("half a thought")
+        at.type(CTRL_C)
         at.until("Ctrl-C again leaves.*> ")
         at.type("hi\r")
         at.until(r"Ok\.")
         assert server.bodies[0]["messages"] == [{"role": "user", "content": "hi"}]
         at.until("> ")
+        at.type("x")
+        at.until("x")
         at.type(CTRL_C)
         at.until("> ")
         assert at.process.poll() is None
