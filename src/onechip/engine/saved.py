@@ -8,26 +8,22 @@ your own. Owns that folder's layout. Loading compiles nothing and traces nothing
 
 import hashlib
 import json
+import pickle
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import serialize_executable
 
 from onechip import __version__
-from onechip.engine.buckets import Bucket
 from onechip.engine.programs import (
-    Constrain,
     Program,
     Programs,
     Shapes,
-    abstract_arguments,
     name_of,
 )
-from onechip.engine.step import StepOut
 from onechip.errors import ConfigError
 
 MANIFEST = "programs.json"
@@ -40,7 +36,8 @@ def save(programs: Mapping[Program, Any], shapes: Shapes, device: Any, folder: P
     files: dict[str, str] = {}
     total = 0
     for program, compiled in programs.items():
-        data, _, _ = serialize_executable.serialize(compiled)
+        code, arguments, results = serialize_executable.serialize(compiled)
+        data = pickle.dumps((code, _skeleton(arguments), _skeleton(results)))
         (folder / f"{name_of(program)}.bin").write_bytes(data)
         files[name_of(program)] = hashlib.sha256(data).hexdigest()
         total += len(data)
@@ -62,26 +59,16 @@ def load(folder: Path, wanted: list[Program], programs: Programs, device: Any) -
             raise ConfigError(f"{path}: {error.strerror or error}; {_REMEDY}") from error
         if hashlib.sha256(data).hexdigest() != manifest["programs"].get(name):
             raise ConfigError(f"{path} is not what {MANIFEST} lists; {_REMEDY}")
-        arguments, results = trees(programs.shapes, program)
+        code, *skeletons = pickle.loads(data)
+        arguments, results = map(jax.tree.structure, skeletons)
         programs.ready[program] = serialize_executable.deserialize_and_load(
-            data, arguments, results, backend=device.client, execution_devices=[device]
+            code, arguments, results, backend=device.client, execution_devices=[device]
         )
 
 
-def trees(shapes: Shapes, program: Program) -> tuple[Any, Any]:
-    """(arguments', results') tree structures of a program, known without tracing it."""
-    arguments = abstract_arguments(shapes, program)
-    structure = jax.tree.structure
-    leaf = jax.ShapeDtypeStruct((), jnp.int32)
-    scores = (leaf, leaf, leaf)
-    results: Any = arguments[0]
-    if isinstance(program, Constrain):
-        results = (arguments[0], leaf, scores)
-    elif isinstance(program, Bucket):
-        out: dict[str, Any] = dict.fromkeys(StepOut.__dataclass_fields__, leaf)
-        out["chosen"] = out["prompt"] = scores
-        results = (*arguments[1:3], StepOut(**out))
-    return structure((arguments, {})), structure(results)
+def _skeleton(tree: Any) -> Any:
+    """A tree of numbers with this structure: jax's own description of one with our classes cannot be pickled."""
+    return jax.tree.unflatten(tree, range(tree.num_leaves))
 
 
 def made_for(shapes: Shapes, device: Any) -> dict[str, str]:
