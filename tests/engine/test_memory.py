@@ -33,12 +33,14 @@ def planned(
     length: int = 8192,
     chunk: int = 512,
     needs: Needs | None = None,
+    page_size: int = 16,
     **flags: Any,
 ) -> MemoryPlan:
     return plan_memory(
         config,
         EngineConfig(**flags),
         max_model_len=length,
+        page=page_size,
         chunk=chunk,
         weight_bytes=param_bytes(config, "bfloat16"),
         kv_bytes_per_value=2,

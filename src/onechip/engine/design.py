@@ -4,7 +4,7 @@ Serving and `onechip compile` follow the same arithmetic, the one for the device
 be elsewhere. Owns what `auto` and None in an EngineConfig come to. Touches no device.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onechip.cache.pages import peak_pages
 from onechip.config import DTypeName, EngineConfig, ModelConfig
@@ -53,7 +53,6 @@ def design(
     dtype = preferred_dtype(hardware) if config.dtype == "auto" else config.dtype
     kv_dtype = dtype if config.kv_dtype == "auto" else config.kv_dtype
     page = page_size_for(hardware.platform) if config.page_size is None else config.page_size
-    config = replace(config, page_size=page)
     table = bucket_table(config.max_seqs, config.chunk_size, hardware.platform)
     # A launch costs the host a few ms, little beside a CPU's step and much beside an accelerator's.
     steps = config.decode_steps or (1 if hardware.platform == "cpu" else LAUNCH_STEPS)
@@ -61,6 +60,7 @@ def design(
         spec,
         config,
         max_model_len=length,
+        page=page,
         chunk=table.chunk,
         steps=steps,
         weight_bytes=param_bytes(spec, dtype),

@@ -11,7 +11,7 @@ from typing import Any
 
 from onechip.cache.pages import PoolShape, peak_pages
 from onechip.config import EngineConfig, LayerKind, ModelConfig
-from onechip.engine.buckets import CPU_PAGE, BucketTable
+from onechip.engine.buckets import BucketTable
 from onechip.engine.programs import Needs
 from onechip.engine.state import state_bytes
 from onechip.errors import ConfigError, DoesNotFit
@@ -65,6 +65,7 @@ def plan_memory(
     engine: EngineConfig,
     *,
     max_model_len: int,
+    page: int,
     chunk: int,
     steps: int = 1,
     weight_bytes: int,
@@ -81,7 +82,6 @@ def plan_memory(
             f"{(memory - weight_bytes - room) / 1e9:.2f} GB of that are kept for programs and activations; "
             "choose a smaller model or a narrower --dtype"
         )
-    page = CPU_PAGE if engine.page_size is None else engine.page_size
     if page < 1 or page & (page - 1):
         raise ConfigError(f"page_size is {page}; it must be a power of two")
     values = {
