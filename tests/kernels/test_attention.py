@@ -497,7 +497,8 @@ def test_a_step_neither_copies_nor_converts_a_pool(dtype: Any, bucket: Bucket):
     config = model_config(tiny_config())
     window = config.window
     pages = PageTable(16, {"full": PoolShape(POOL, None), "sliding": PoolShape(POOL, window)})
-    shapes = Shapes(config, dtype, dtype, 16, 4, 8, 4, "auto")
+    counts = {kind: shape.pages for kind, shape in pages.shapes.items()}
+    shapes = Shapes(config, dtype, dtype, 16, 4, 8, 4, "auto", counts)
     here = jax.local_devices()[0]
     params = random_params(config, dtype, here)
     runner = DeviceRunner(shapes, BucketTable((bucket,), 32), params, pages, here)

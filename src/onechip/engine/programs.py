@@ -5,8 +5,8 @@
 3. `Programs` holds the executables. `begin` makes them in the background, those that the first answer needs first; one
    that a server does not need (offline scoring) is made when first used.
 
-A program is a bucket of the table, a `Constrain` or one of `HELPERS`. Knows neither requests nor where an executable
-came from.
+A program is a bucket of the table, a `Constrain`, "admit" (a slot's unusual parameters) or "logits" (offline scoring).
+Knows neither requests nor where an executable came from.
 """
 
 import math
@@ -46,7 +46,6 @@ class Constrain:
 
 
 Program = Bucket | Constrain | str
-HELPERS = ("admit", "logits")
 SERVING = ("admit",)  # what a server needs beside its buckets
 
 
@@ -240,30 +239,20 @@ class Programs:
 
 
 def needed(table: BucketTable) -> list[Program]:
-    """What a server with this table runs, in the order to compile it: what the first answer takes, the largest program
-    (which tells how much memory programs take), then the others, smallest first.
-    """
-    largest = max(table.buckets, key=_size)
-    first: list[Program] = [*SERVING, *table.first(), largest]
-    masked = [
-        Constrain(bucket.rows) for bucket in (*first, *table.buckets) if isinstance(bucket, Bucket)
-    ]
-    return list(dict.fromkeys([*first, *masked, *table.buckets]))
+    """What a server with this table runs, in the order to compile it: what is needed first, then the others."""
+    return list(dict.fromkeys([*needed_first(table), *_masked(table.buckets), *table.buckets]))
 
 
 def needed_first(table: BucketTable) -> list[Program]:
-    """The part of `needed` without which nothing can be answered."""
-    first = {*table.first(), max(table.buckets, key=_size)}
-    rows = {bucket.rows for bucket in first}
-    return [
-        p
-        for p in needed(table)
-        if p in first or p in SERVING or (isinstance(p, Constrain) and p.rows in rows)
-    ]
+    """What the first answer takes, and the largest program: it tells how much memory programs take."""
+    largest = max(table.buckets, key=lambda bucket: (bucket.rows * bucket.tokens, bucket.score))
+    buckets = (*table.first(), largest)
+    return list(dict.fromkeys([*SERVING, *buckets, *_masked(buckets)]))
 
 
-def _size(bucket: Bucket) -> tuple[int, bool]:
-    return bucket.rows * bucket.tokens, bucket.score
+def _masked(buckets: Iterable[Bucket]) -> list[Constrain]:
+    """The second programs of these buckets' rows."""
+    return [Constrain(bucket.rows) for bucket in buckets]
 
 
 def zeros_on(device: Any) -> Callable[[tuple[int, ...], Any], jax.Array]:

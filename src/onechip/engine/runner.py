@@ -56,11 +56,6 @@ class DeviceRunner:
         programs: Programs | None = None,
     ):
         """`table` is what the programs will be in the end; those not ready yet are left out by `limits`."""
-        shapes = replace(
-            shapes,
-            pages={kind: shape.pages for kind, shape in pages.shapes.items()},
-            platform=device.platform,
-        )
         self.shapes, self.params, self.pages = shapes, params, pages
         self.table = self.whole = table
         self.programs = programs or Programs(shapes, device)
