@@ -9,6 +9,7 @@ Owns the record and its wording; the numbers come from `engine`, `model.account`
 """
 
 import json
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from onechip import __version__
-from onechip.checkpoint.source import open_checkpoint
+from onechip import __version__, printing
+from onechip.checkpoint.source import is_bare, open_checkpoint
 from onechip.config import EngineConfig, ModelConfig
 from onechip.engine import hlo, saved
 from onechip.engine.buckets import Bucket
@@ -103,7 +103,7 @@ def compile_for(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Record:
     """Compile every program of `model` for `target`. Raises StartupError: DoesNotFit before a compiler is started."""
-    checkpoint = open_checkpoint(model, random_weights=_is_bare(model) or config.random_weights)
+    checkpoint = open_checkpoint(model, random_weights=is_bare(model) or config.random_weights)
     spec = model_config(checkpoint.config)
     described = describe(target)
     memory = device_memory(described.device) if described.chip is None else described.chip.memory
@@ -218,15 +218,8 @@ class _Measure:
         }
         item = account.ITEM_BYTES[self.design.dtype]
         table = self.spec.vocab_size * self.spec.hidden_size * item
-        full = [_size(shape) * item for kind, shape in pools.items() if kind == "full"]
+        full = [math.prod(shape) * item for kind, shape in pools.items() if kind == "full"]
         return hlo.large_moves(text, min([table, *full]), tuple(pools.values()))
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
 
 
 def _record(
@@ -252,7 +245,7 @@ def _record(
             "kv_dtype": wanted.kv_dtype,
             "max_seqs": config.max_seqs,
             "max_model_len": wanted.max_model_len,
-            "page_size": config.page_size,
+            "page_size": wanted.shapes.page_size,
             "chunk_size": wanted.table.chunk,
             "decode_steps": wanted.shapes.steps,
         },
@@ -287,17 +280,9 @@ def _tokens_that_fit(
     return by_memory.kv_tokens
 
 
-def _is_bare(model: str) -> bool:
-    """Whether `model` is a directory with a configuration and no weights: enough to compile for."""
-    path = Path(model)
-    return (path / "config.json").is_file() and not any(path.glob("*.safetensors*"))
-
-
 def show(record: Record, console: Console | None = None) -> None:
     """Print the record as tables. Where output is no terminal, lines are not cut at 80 columns."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 150), file=console.file)
+    console = printing.console(console, least=150)
     settings = ", ".join(f"{name} {value}" for name, value in record.settings.items())
     console.print(
         f"[bold]{record.model}[/bold] for {record.target}: {settings}, attention {record.attention}"
@@ -314,13 +299,11 @@ def show(record: Record, console: Console | None = None) -> None:
 
 
 def _program_table(record: Record) -> Table:
-    table = Table(title="Programs", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("program")
-    for column in (
-        "trace s", "compile s", "temporaries MB", "code MB", "matmul GFLOP", "least MB", "least ms",
-        "launches", "large moves",
-    ):  # fmt: skip
-        table.add_column(column, justify="right")
+    columns = (
+        "<program", "trace s", "compile s", "temporaries MB", "code MB", "matmul GFLOP", "least MB",
+        "least ms", "launches", "large moves",
+    )  # fmt: skip
+    table = printing.table("Programs", columns)
     for p in record.programs:
         table.add_row(
             p.name, f"{p.trace_s + p.lower_s:.1f}", f"{p.compile_s:.1f}",
@@ -332,10 +315,7 @@ def _program_table(record: Record) -> Table:
 
 
 def _memory_table(record: Record) -> Table:
-    table = Table(title="Memory", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    table.add_column("what")
-    table.add_column("GB", justify="right")
-    table.add_column("")
+    table = printing.table("Memory", ("<what", "GB", "<"))
     rows = (
         ("device", record.memory, ""),
         ("weights", record.weight_bytes, ""),

@@ -4,16 +4,14 @@ A checkpoint is opened and checked strictly, tensor by tensor, as the engine doe
 its configuration is described from that alone. Owns the wording; the arithmetic is `model.account`.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from onechip.checkpoint.source import open_checkpoint
+from onechip import printing
+from onechip.checkpoint.source import is_bare, open_checkpoint
 from onechip.config import DTypeName, LayerSpec, ModelConfig, Rope
 from onechip.errors import DoesNotFit
 from onechip.model import account
@@ -40,7 +38,7 @@ def examine(
 ) -> Inspection:
     """Open `model` and account for it. Raises StartupError; DoesNotFit only for a chip that was named."""
     chips = [account.find_chip(chip)] if chip else list(account.CHIPS.values())
-    bare = _is_bare(Path(model))
+    bare = is_bare(model)
     with_tensors = open_checkpoint(model, random_weights=bare)
     config = model_config(with_tensors.config)
     if not bare:
@@ -59,11 +57,6 @@ def examine(
     return Inspection(
         with_tensors.source, bare, config, dtype, kv_dtype, costs, tuple(fits), misfits
     )
-
-
-def _is_bare(path: Path) -> bool:
-    """Whether `path` is a directory with a configuration and no weights."""
-    return (path / "config.json").is_file() and not any(path.glob("*.safetensors*"))
 
 
 def as_dict(found: Inspection) -> dict[str, Any]:
@@ -93,9 +86,7 @@ def _layer_dict(found: Inspection, layer: LayerSpec) -> dict[str, Any]:
 
 def show(found: Inspection, console: Console | None = None) -> None:
     """Print the inspection as tables. Where output is no terminal, lines are not cut at 80 columns."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 120), file=console.file)
+    console = printing.console(console, least=120)
     console.print(
         f"[bold]{found.source}[/bold], {found.config.family}, {len(found.config.layers)} layers"
     )
@@ -105,13 +96,6 @@ def show(found: Inspection, console: Console | None = None) -> None:
         )
     for table in (_layer_table(found), _cost_table(found), _chip_table(found)):
         console.print(table)
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column.lstrip("<"), justify="left" if column.startswith("<") else "right")
-    return table
 
 
 def _layer_table(found: Inspection) -> Table:
@@ -126,7 +110,7 @@ def _layer_table(found: Inspection) -> Table:
         "<rope",
         "ffn",
     )
-    table = _table("Layers", (*columns, "M params", "K/V B/token"))
+    table = printing.table("Layers", (*columns, "M params", "K/V B/token"))
     for layer in found.config.layers:
         table.add_row(
             str(layer.index),
@@ -150,7 +134,7 @@ def _rope_text(rope: Rope) -> str:
 
 
 def _cost_table(found: Inspection) -> Table:
-    costs, table = found.costs, _table("Costs", ("<what", "amount", "<note"))
+    costs, table = found.costs, printing.table("Costs", ("<what", "amount", "<note"))
     extra = f"; vectors kept in float32 add {costs.widened / 1e6:.1f} MB" if costs.widened else ""
     table.add_row("parameters", f"{costs.parameters / 1e9:.3f} B", "text model")
     table.add_row(
@@ -187,7 +171,7 @@ def _chip_table(found: Inspection) -> Table:
         f"tokens, {sequences} running",
         "<bound for one sequence",
     )
-    table = _table("What fits", columns)
+    table = printing.table("What fits", columns)
     for fit in found.fits:
         table.add_row(
             fit.chip.name,

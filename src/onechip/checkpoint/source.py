@@ -26,6 +26,12 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "onechip"
 
 
+def is_bare(model: str) -> bool:
+    """Whether `model` is a directory with a configuration and no weights: enough to describe it, or to compile for."""
+    path = Path(model)
+    return (path / "config.json").is_file() and not any(path.glob("*.safetensors*"))
+
+
 def open_checkpoint(
     model: str, *, random_weights: bool = False, cache_dir: Path | None = None
 ) -> Checkpoint:
