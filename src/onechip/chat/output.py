@@ -15,7 +15,7 @@ With a `Reading` (a dialect with thoughts and calls) the text goes through the s
 - Control tokens of the dialect never show, whatever skip_special_tokens says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -154,18 +154,10 @@ class ChoiceOutput:
         return Delta(text, entries, self.finish, stop_hit, parts)
 
     def _read_each(self, reader: Reader, event: Event) -> None:
-        visible = len(self._visible(event))
-        for index, token in enumerate(event.token_ids):
-            self.completion_tokens += 1
-            if index >= visible:
-                break
-            if event.logprobs:
-                self._entries.append(entry(self._tokenizer, event.logprobs[index], self._offset))
+        for token in self._each(event):
             reader.push((token,))
             if self.finish is None and reader.full:
                 self.finish = "tool_calls"
-            if self.finish is not None:
-                break
 
     def _push_all(self, event: Event) -> str:
         self.completion_tokens += len(event.token_ids)
@@ -173,7 +165,12 @@ class ChoiceOutput:
 
     def _push_each(self, event: Event) -> str:
         """Token by token, because the one that completes a stop string ends the choice."""
-        text = ""
+        return "".join(
+            self._search(self._detokenizer.push((token,))) for token in self._each(event)
+        )
+
+    def _each(self, event: Event) -> Iterator[int]:
+        """The visible tokens, counted and with their entries made, until what is done with one ends the choice."""
         visible = len(self._visible(event))
         for index, token in enumerate(event.token_ids):
             self.completion_tokens += 1
@@ -181,10 +178,9 @@ class ChoiceOutput:
                 break
             if event.logprobs:
                 self._entries.append(entry(self._tokenizer, event.logprobs[index], self._offset))
-            text += self._search(self._detokenizer.push((token,)))
+            yield token
             if self.finish is not None:
                 break
-        return text
 
     def _visible(self, event: Event) -> Sequence[int]:
         if event.stopped_by is None or self._params.include_stop_str_in_output:
