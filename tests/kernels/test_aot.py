@@ -23,7 +23,11 @@ LAYERS = {
     "26B-A4B": [(16, 8, 256, 1024), (16, 2, 512, None)],
     "31B": [(32, 16, 256, 1024), (32, 4, 512, None)],
 }
-TARGETS = {"v5e": "libtpu", "v6e": "libtpu", "h200": "jax_cuda13_plugin"}
+TARGETS = {
+    "tpu-v5e-1": "libtpu",
+    "tpu-v6e-1": "libtpu",
+    "cuda-h200": "jax_cuda13_plugin",
+}
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
@@ -37,7 +41,7 @@ def test_kernels_compile_and_leave_the_pool_where_it_is(
     needed = TARGETS[target]
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed: nothing here compiles for {target}")
-    if target == "h200" and shutil.which("ptxas") is None:
+    if target == "cuda-h200" and shutil.which("ptxas") is None:
         pytest.skip("ptxas is not on PATH: XLA cannot assemble for a GPU")
     asked = json.dumps({"target": target, "layers": LAYERS[model]})
     done = subprocess.run(
