@@ -5,8 +5,9 @@ command and imports no engine.
 """
 
 import inspect as introspection
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -106,19 +107,23 @@ def with_flags(
     `defaults` are the command's own where they differ from the class's; fields `without` a meaning get no option.
     """
 
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        signature = introspection.signature(command)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [
-            _option(field, defaults)
-            for config in configs
-            for field in fields(config)
-            if field.name not in without
-        ]
-        command.__signature__ = signature.replace(parameters=own + options)  # pyright: ignore[reportFunctionMemberAccess]
-        return command
+    options = [
+        _option(field, defaults)
+        for config in configs
+        for field in fields(config)
+        if field.name not in without
+    ]
+    return partial(with_options, options=options)
 
-    return decorate
+
+def with_options(
+    command: Callable[..., int], options: Iterable[introspection.Parameter]
+) -> Callable[..., int]:
+    """Replace a command's **keywords, as typer sees them, by these options."""
+    signature = introspection.signature(command)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    command.__signature__ = signature.replace(parameters=[*own, *options])  # pyright: ignore[reportFunctionMemberAccess]
+    return command
 
 
 def _option(field: Field[Any], defaults: Mapping[str, Any]) -> introspection.Parameter:

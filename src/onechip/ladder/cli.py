@@ -4,16 +4,17 @@ Owns flags and what is printed. Nothing but typer is imported before a command r
 at once; no command here imports jax.
 """
 
-import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from onechip.errors import ConfigError
+from onechip.flags import with_options
 
 if TYPE_CHECKING:
     from onechip.ladder.bench import Bench, Place
@@ -73,14 +74,13 @@ SERVER_OPTIONS: dict[str, tuple[Any, Any]] = {
 
 def with_server(command: Callable[..., int]) -> Callable[..., int]:
     """Replace a command's **server by the options that every measurement of a server has."""
-    signature = inspect.signature(command)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in SERVER_OPTIONS.items()
-    ]
-    command.__signature__ = signature.replace(parameters=own + shared)  # pyright: ignore[reportFunctionMemberAccess]
-    return command
+    return with_options(
+        command,
+        (
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in SERVER_OPTIONS.items()
+        ),
+    )
 
 
 @bench.command("one")
