@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 from openai import OpenAI
-from tests.dialect_tokenizer import dialect
+from tests.dialect_tokenizer import dialect, ids_of
 from tests.fakes import FakeEngine
 from tests.tiny_tokenizer import tiny
 
@@ -91,6 +91,18 @@ def parse_events(text: str) -> list[dict[str, Any]]:
     assert all(event.startswith("data: ") for event in events)
     assert events.pop() == "data: [DONE]"
     return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def say(server: Running, text: str, per_step: int = 1) -> None:
+    """The model's next answers, control tokens spelled out; what was asked before is forgotten."""
+    server.engine.script = ids_of(text)
+    server.engine.per_step = per_step
+    server.engine.seen.clear()
+
+
+def last_prompt(server: Running) -> str:
+    """The rendered prompt of the last request, control tokens spelled out."""
+    return dialect().decode(server.engine.seen[-1].prompt_ids, skip_special=False)
 
 
 def until(condition: Callable[[], Any], seconds: float = 3.0) -> None:

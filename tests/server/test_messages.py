@@ -8,9 +8,9 @@ import anthropic
 import httpx
 import pytest
 from anthropic import Anthropic
-from tests.dialect_tokenizer import dialect, ids_of
+from tests.dialect_tokenizer import ids_of
 from tests.fakes import FakeEngine
-from tests.server.harness import MODEL, Running, ok, running, until
+from tests.server.harness import MODEL, Running, last_prompt, ok, running, say, until
 
 from onechip.config import ServerConfig
 
@@ -39,16 +39,6 @@ def server() -> Iterator[Running]:
 
 def client(server: Running) -> Anthropic:
     return Anthropic(base_url=server.url, api_key="none", max_retries=0)
-
-
-def say(server: Running, text: str, per_step: int = 1) -> None:
-    server.engine.script = ids_of(text)
-    server.engine.per_step = per_step
-    server.engine.seen.clear()
-
-
-def prompt(server: Running) -> str:
-    return dialect().decode(server.engine.seen[-1].prompt_ids, skip_special=False)
 
 
 def ask(server: Running, **fields: Any) -> Any:
@@ -84,7 +74,7 @@ def test_the_client_chats(server: Running):
     seen = server.engine.seen[-1]
     assert answer.usage.input_tokens == len(seen.prompt_ids)
     assert answer.usage.output_tokens == len(ids_of("Hello <there>.<turn|>"))
-    assert "<|turn>system\nBe brief.<turn|>" in prompt(server)
+    assert "<|turn>system\nBe brief.<turn|>" in last_prompt(server)
 
 
 SCRIPTS: list[tuple[str, dict[str, Any], str]] = [
@@ -193,7 +183,7 @@ def test_a_tool_round_trip_of_two_calls(server: Running):
     )
     thought, text = second.content
     assert (thought.thinking, text.text) == ("Hm.", "Warm.")
-    asked = prompt(server)
+    asked = last_prompt(server)
     assert 'call:get_weather{city:<|"|>Paris<|"|>,days:2}' in asked
     assert asked.index("1 degrees") < asked.index("Error: 2 degrees")
     assert asked.count("<|tool_response>response:get_weather{") == 2
@@ -224,7 +214,7 @@ def test_a_last_assistant_message_is_continued(server: Running):
     say(server, " upon a time<turn|>")
     answer = ask(server, messages=[*MESSAGES, {"role": "assistant", "content": "Once"}])
     assert answer.content[0].text == " upon a time"
-    assert prompt(server).endswith("<|turn>model\nOnce")
+    assert last_prompt(server).endswith("<|turn>model\nOnce")
 
 
 def test_counting_tokens_equals_the_usage_of_the_message(server: Running):

@@ -6,9 +6,9 @@ from typing import Any
 
 import openai
 import pytest
-from tests.dialect_tokenizer import dialect, ids_of
+from tests.dialect_tokenizer import ids_of
 from tests.fakes import FakeEngine
-from tests.server.harness import MODEL, Running, error, ok, running, until
+from tests.server.harness import MODEL, Running, error, last_prompt, ok, running, say, until
 from tests.server.test_messages import CALLS, THOUGHT
 
 from onechip.config import ServerConfig
@@ -31,16 +31,6 @@ WEATHER: Any = {
 def server() -> Iterator[Running]:
     with running(FakeEngine(max_model_len=4096), family="dialect") as it:
         yield it
-
-
-def say(server: Running, text: str, per_step: int = 1) -> None:
-    server.engine.script = ids_of(text)
-    server.engine.per_step = per_step
-    server.engine.seen.clear()
-
-
-def prompt(server: Running) -> str:
-    return dialect().decode(server.engine.seen[-1].prompt_ids, skip_special=False)
 
 
 def ask(server: Running, **fields: Any) -> Any:
@@ -77,7 +67,7 @@ def test_the_client_gets_text(server: Running):
     assert answer.usage.input_tokens == len(server.engine.seen[-1].prompt_ids)
     assert answer.usage.output_tokens == len(ids_of("Hello.<turn|>"))
     assert (answer.instructions, answer.metadata) == ("Be brief.", {"a": "b"})
-    assert "<|turn>system\nBe brief.<turn|>" in prompt(server)
+    assert "<|turn>system\nBe brief.<turn|>" in last_prompt(server)
 
 
 SCRIPTS: list[tuple[str, dict[str, Any], str]] = [
@@ -164,7 +154,7 @@ def test_a_tool_round_trip_of_two_calls_by_hand_and_by_id(server: Running):
         say(server, "Hm.\n<channel|>Warm.<turn|>")  # the prompt ends inside a thought
         second = ask(server, tools=[WEATHER], reasoning={"effort": "high"}, **fields)
         assert second.output_text == "Warm."
-        prompts.append(prompt(server))
+        prompts.append(last_prompt(server))
     assert prompts[0] == prompts[1]
     assert 'call:get_weather{city:<|"|>Paris<|"|>,days:2}' in prompts[0]
     assert prompts[0].index("1 degrees") < prompts[0].index("2 degrees")
@@ -180,7 +170,7 @@ def test_a_conversation_goes_on_by_id_without_the_old_instructions(server: Runni
             fields["previous_response_id"] = last
         made = events(server, **fields)[-1]["response"]["id"] if stream else None
         last = made or ask(server, **fields).id
-    text = prompt(server)
+    text = last_prompt(server)
     order = ["rule 2", "question 0", "answer 0", "question 1", "answer 1", "question 2"]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
