@@ -31,6 +31,7 @@ os.execv(sys.executable, [sys.executable, "-m", "onechip.cli", "chat", *sys.argv
 """
 AT_A_TERMINAL = (sys.executable, "-c", LAUNCH)
 CTRL_C, CTRL_D = "\x03", "\x04"
+SETTLED_S = 0.3
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
 
 
@@ -43,6 +44,10 @@ class Terminal:
     seen: str = ""
 
     def type(self, keys: str) -> None:
+        if (
+            keys == CTRL_C
+        ):  # Python's line reader loses one that comes between its prompt and its first wait for a key
+            time.sleep(SETTLED_S)
         os.write(self.screen, keys.encode())
 
     def until(self, wanted: str, seconds: float = 10) -> str:
@@ -195,7 +200,6 @@ def test_ways_to_leave(tmp_path: Path, keys: str, status: int):
 def test_one_ctrl_c_at_the_prompt_only_clears_the_line(tmp_path: Path):
     with scripted(text("Ok.")) as server, terminal(server.url, tmp_path) as at:
         at.until("> ")
-        # Only an echo shows that the line is being read: before, the terminal itself drops what a Ctrl-C finds.
         at.type("half a thought")
         at.until("half a thought")
         at.type(CTRL_C)
