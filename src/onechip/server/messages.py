@@ -15,6 +15,7 @@ from onechip.server.journal import record_of
 from onechip.server.messages_body import CountBody, MessagesBody, chat_body
 from onechip.server.messages_shape import MessageWriter
 from onechip.server.routes import Service, chat_generation, chat_prompt
+from onechip.server.tooling import tool_use
 
 
 async def messages(service: Service, http: Request) -> Response:
@@ -31,4 +32,5 @@ async def count_tokens(service: Service, http: Request) -> Response:
     raw = await read_json(http, service.config.max_body_bytes)
     body = chat_body(schema.parse(CountBody, raw))
     service.check_model(body.model)
-    return json_response({"input_tokens": len(await chat_prompt(service, body, len(raw)))})
+    ids = await chat_prompt(service, body, tool_use(body), len(raw))
+    return json_response({"input_tokens": len(ids)})

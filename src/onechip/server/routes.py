@@ -28,7 +28,7 @@ from onechip.server.journal import record_of
 from onechip.server.metrics import Metrics
 from onechip.server.shapes import ChatShape, CompletionShape
 from onechip.server.structure import chat_grammar, wish_of
-from onechip.server.tooling import template_variables, tool_use
+from onechip.server.tooling import ToolUse, template_variables, tool_use
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ async def chat_generation(
     params = schema.chat_sampling(body, service.defaults)
     use = tool_use(body)
     info = service.ready_info()
-    ids = await chat_prompt(service, body, size)
+    ids = await chat_prompt(service, body, use, size)
     requests = prepare(
         name,
         ids,
@@ -133,16 +133,18 @@ async def chat_generation(
     return service.generation(http, "chat", name, body, params, choices, len(ids))
 
 
-async def chat_prompt(service: Service, body: schema.ChatBody, size: int) -> list[int]:
-    """The ids that a chat's prompt becomes. `size`: bytes of the request."""
+async def chat_prompt(
+    service: Service, body: schema.ChatBody, use: ToolUse, size: int
+) -> list[int]:
+    """The ids that a chat's prompt becomes. `use`: what it says of tools; `size`: bytes of the request."""
     continued = bool(body.continue_final_message)
     generate = not continued if body.add_generation_prompt is None else body.add_generation_prompt
-    tools, variables = tool_use(body).tools, template_variables(body)
+    variables = template_variables(body)
     return await _aside(
         size,
         lambda: service.encode_chat(
             body.messages,
-            tools=tools,
+            tools=use.tools,
             variables=variables,
             add_generation_prompt=generate,
             continue_final_message=continued,
@@ -158,7 +160,7 @@ async def render_chat(service: Service, http: HttpRequest) -> Response:
 
 async def _rendered(service: Service, body: schema.ChatBody, size: int) -> Response:
     service.check_model(body.model)
-    ids = await chat_prompt(service, body, size)
+    ids = await chat_prompt(service, body, tool_use(body), size)
     assert service.template is not None
     return json_response(
         {
