@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from onechip.kernels.rows import KV, MASKED, Blocks, Ragged, Tiles, Work, precision
-from onechip.kernels.write_tpu import SUBLANES, issue, nth, wait
+from onechip.kernels.write_tpu import SUBLANES, issue, nth, stay, wait
 
 _ITEMS = 2  # of decode, computed side by side, so that one's matmul hides another's softmax
 _ITEM_BYTES = 5 << 18  # of K and V in one item: two groups of two are 5 MiB of VMEM
@@ -95,7 +95,7 @@ def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fals
     split, columns = heads_of(heads, kv_heads), work.items.pages.shape[1]
     length, last = _singles(work)
     whole = pl.BlockSpec((None, rows, split.queries, head_dim), partial(nth, 4))
-    pages = pl.BlockSpec(memory_space=pl.ANY)
+    pool = pl.BlockSpec(memory_space=pltpu.HBM)
     buffer = pltpu.VMEM((2, _ITEMS, columns, split.kv, page_size, head_dim), kv.k.dtype)
     running = pltpu.VMEM((rows, split.queries, 128), jnp.float32)
     out = pl.pallas_call(
@@ -103,7 +103,7 @@ def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fals
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=4,
             grid=(split.blocks,),
-            in_specs=[whole, pages, pages],
+            in_specs=[whole, pool, pool],
             out_specs=whole,
             scratch_shapes=[buffer, buffer, running, running, pltpu.SemaphoreType.DMA((2,))],
         ),
@@ -113,7 +113,7 @@ def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fals
         name="decode_attention",
     )(
         length, work.rows.first_page, last, work.rows.table.reshape(-1),
-        _blocked(q.astype(kv.k.dtype), split), kv.k, kv.v,
+        _blocked(q.astype(kv.k.dtype), split), stay(kv.k, interpret), stay(kv.v, interpret),
     )  # fmt: skip
     return _unblocked(out)
 
@@ -224,7 +224,8 @@ def prefill(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fal
     assert work.tiles is not None
     split, rows, tiles = heads_of(heads, kv_heads), work.rows, work.tiles
     size, low, pages, column = _tile_spans(tiles, rows, page_size, work.window)
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    pool = pl.BlockSpec(memory_space=pltpu.HBM)
     queries = (tiles.queries, split.queries, head_dim)
     columns = max(1, tiles.keys // page_size)
     buffer = pltpu.VMEM((2, columns, split.kv, page_size, head_dim), kv.k.dtype)
@@ -234,8 +235,8 @@ def prefill(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fal
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=8,
             grid=(split.blocks,),
-            in_specs=[hbm, hbm, hbm],
-            out_specs=hbm,
+            in_specs=[anywhere, pool, pool],
+            out_specs=anywhere,
             scratch_shapes=[
                 pltpu.VMEM((2, *queries), jnp.float32),
                 buffer,
@@ -255,7 +256,7 @@ def prefill(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fal
         name="prefill_attention",
     )(
         tiles.begin, size, tiles.position, low, pages, column, rows.table.reshape(-1),
-        tiles.count[None], _blocked(q, split), kv.k, kv.v,
+        tiles.count[None], _blocked(q, split), stay(kv.k, interpret), stay(kv.v, interpret),
     )  # fmt: skip
     return _unblocked(out)
 

@@ -27,7 +27,7 @@ def write(kv: KV, k: Array, v: Array, page: Array, slot: Array, *, interpret: bo
     kv_heads, pages, page_size, head_dim = kv.k.shape
     together = max(n for n in (1, 2, 4) if kv_heads % n == 0)
     rows = k.shape[0] + 2 * SUBLANES
-    hbm = pl.BlockSpec(memory_space=pl.ANY)
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     mine = pl.BlockSpec((together, rows, head_dim), partial(nth, 3))
     aligned = (kv_heads, pages * page_size // SUBLANES, SUBLANES, head_dim)
     buffer = pltpu.VMEM((_WRITES, together, SUBLANES, head_dim), kv.k.dtype)
@@ -48,7 +48,7 @@ def write(kv: KV, k: Array, v: Array, page: Array, slot: Array, *, interpret: bo
         name="write_pages",
     )(
         group, begin, first, size, count, _spread(k), _spread(v),
-        kv.k.reshape(aligned), kv.v.reshape(aligned),
+        stay(kv.k.reshape(aligned), interpret), stay(kv.v.reshape(aligned), interpret),
     )  # fmt: skip
     return replace(kv, k=pools[0].reshape(kv.k.shape), v=pools[1].reshape(kv.v.shape))
 
@@ -137,6 +137,11 @@ def _write_kernel(
             lax.fori_loop(0, count, phase, None)
 
     lax.fori_loop(0, pl.cdiv(count_ref[0], _WRITES), one, None)
+
+
+def stay(pool: Array, interpret: bool) -> Array:
+    """The pool, which XLA may not move into VMEM for a kernel that reads a few of its pages: it did for 23 MB ones."""
+    return pool if interpret else pltpu.with_memory_space_constraint(pool, pltpu.HBM)
 
 
 def nth(axes: int, index: Any, *_: Any) -> tuple[Any, ...]:
