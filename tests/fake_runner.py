@@ -259,7 +259,7 @@ def fake_engine(
         for kind, shape in shapes.items()
     }
     runner = FakeRunner(pages, table, max_seqs, columns)
-    scheduler = Scheduler(pages, max_seqs, table.chunk, table.token_budget)
+    scheduler = Scheduler(pages, max_seqs, table.limits())
     kv_tokens = full_pages * page_size
     info = EngineInfo(VOCAB, max_model_len, max_seqs, kv_tokens, "fake", "float32", 0.0, 0.0, 0.0)
     pace = FixedPace(steps)

@@ -28,7 +28,16 @@ from onechip.engine import hlo, saved
 from onechip.engine.buckets import Bucket
 from onechip.engine.design import Design, Hardware, design
 from onechip.engine.memory import device_memory
-from onechip.engine.programs import COMPILERS, Needs, Program, Shapes, name_of, needed, trace
+from onechip.engine.programs import (
+    COMPILERS,
+    Needs,
+    Program,
+    Shapes,
+    name_of,
+    needed,
+    trace,
+    trace_layers,
+)
 from onechip.engine.target import Target, describe
 from onechip.errors import DoesNotFit
 from onechip.model import account
@@ -42,10 +51,12 @@ class ProgramRecord:
     """One program. Times in seconds, sizes in bytes.
 
     `matmul_flops` are counted in the traced program, a loop's body once; `compiler_flops` are the compiler's own (it
-    does not see into kernels). `least_bytes` is what a launch must read whatever the implementation: streamed weights,
-    table rows and visible K/V, `least_s` the time that takes at the chip's bandwidth, or the matmuls at its peak if
-    that is longer. `launches` counts the instructions run one by one. `moves` are copies, converts, transposes and
-    concatenations as large as a K/V pool or an embedding table: there should be none.
+    does not see into kernels). `layer_flops` are the part of the layers, `full_layer_flops` what it would be were every
+    layer run for every token: a prompt leaves early (`model.gemma`). `least_bytes` is what a launch must read whatever
+    the implementation: streamed weights, table rows and visible K/V, `least_s` the time that takes at the chip's
+    bandwidth, or the matmuls at its peak if that is longer. `launches` counts the instructions run one by one. `moves`
+    are copies, converts, transposes and concatenations as large as a K/V pool or an embedding table: there should be
+    none.
     """
 
     name: str
@@ -59,6 +70,8 @@ class ProgramRecord:
     alias_bytes: int
     code_bytes: int
     matmul_flops: int
+    layer_flops: int
+    full_layer_flops: int
     compiler_flops: int
     least_bytes: int
     least_s: float | None
@@ -185,12 +198,22 @@ class _Measure:
             alias_bytes=memory.alias_size_in_bytes,
             code_bytes=memory.generated_code_size_in_bytes,
             matmul_flops=flops,
+            layer_flops=self.layer_flops(program, False),
+            full_layer_flops=self.layer_flops(program, True),
             compiler_flops=int((compiled.executable.cost_analysis() or {}).get("flops", 0)),
             least_bytes=least,
             least_s=self.least_seconds(least, flops),
             launches=hlo.launches(text),
             moves=tuple(self.moves(text)),
         )
+
+    def layer_flops(self, program: Program, every_position: bool) -> int:
+        if not isinstance(program, Bucket):
+            return 0
+        with self.target.lowering():
+            return hlo.matmul_flops(
+                trace_layers(self.design.shapes, program, every_position or program.score).jaxpr
+            )
 
     def least_bytes(self, program: Program) -> int:
         """Streamed weights once, one table row a token, and the keys that each row sees."""
@@ -300,18 +323,24 @@ def show(record: Record, console: Console | None = None) -> None:
 
 def _program_table(record: Record) -> Table:
     columns = (
-        "<program", "trace s", "compile s", "temporaries MB", "code MB", "matmul GFLOP", "least MB",
-        "least ms", "launches", "large moves",
+        "<program", "trace s", "compile s", "temporaries MB", "code MB", "matmul GFLOP",
+        "of all layers", "least MB", "least ms", "launches", "large moves",
     )  # fmt: skip
     table = printing.table("Programs", columns)
     for p in record.programs:
         table.add_row(
             p.name, f"{p.trace_s + p.lower_s:.1f}", f"{p.compile_s:.1f}",
             f"{p.temporary_bytes / 1e6:.1f}", f"{p.code_bytes / 1e6:.1f}",
-            f"{p.matmul_flops / 1e9:.1f}", f"{p.least_bytes / 1e6:,.0f}",
+            f"{p.matmul_flops / 1e9:.1f}", _share(p), f"{p.least_bytes / 1e6:,.0f}",
             "-" if p.least_s is None else f"{1e3 * p.least_s:.2f}", str(p.launches), str(len(p.moves)),
         )  # fmt: skip
     return table
+
+
+def _share(program: ProgramRecord) -> str:
+    """How much of the layers' matmuls a prompt's early exit leaves."""
+    full = program.full_layer_flops
+    return f"{program.layer_flops / full:.2f}x" if program.layer_flops < full else "-"
 
 
 def _memory_table(record: Record) -> Table:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onechip.engine.buckets import CPU_FINE_ROWS, Bucket, BucketTable, bucket_table
-from onechip.engine.programs import Constrain, needed, needed_first
+from onechip.engine.programs import Choose, needed, needed_first
 from onechip.errors import ConfigError
 
 PLATFORMS = st.sampled_from(["cpu", "gpu", "tpu"])
@@ -29,7 +29,7 @@ def test_every_plan_within_the_budget_has_a_bucket(table: BucketTable, data: st.
 
 @given(TABLES, st.data())
 def test_a_scored_chunk_has_a_bucket(table: BucketTable, data: st.DataObject):
-    tokens = data.draw(st.integers(1, table.chunk))
+    tokens = data.draw(st.integers(1, table.limits().score))
     assert table.pick(tokens, 1, tokens == 1, True).score
 
 
@@ -74,7 +74,7 @@ def test_while_programs_are_compiled_every_plan_within_the_limits_has_one(
 def test_what_is_needed_first_comes_first_and_includes_the_largest(table: BucketTable):
     order, first = needed(table), needed_first(table)
     assert set(first) <= set(order) and {"admit", *table.buckets} <= set(order)
-    assert {Constrain(p.rows) for p in first if isinstance(p, Bucket)} <= set(first)
+    assert {Choose(p.rows) for p in first if isinstance(p, Bucket)} <= set(first)
     assert max(b.rows * b.tokens for b in table.buckets) in [
         p.rows * p.tokens for p in first if isinstance(p, Bucket)
     ]

@@ -11,7 +11,7 @@ from onechip.cache.pages import PageTable, PoolShape
 from onechip.engine.batch import ROW_FIELDS
 from onechip.engine.buckets import BucketTable, Limits, bucket_table
 from onechip.engine.programs import (
-    Constrain,
+    Choose,
     Program,
     Programs,
     Shapes,
@@ -42,14 +42,14 @@ SHAPES = Shapes(
 def test_every_bucket_has_its_program_for_rows_under_a_grammar(platform: str) -> None:
     table = bucket_table(16, None, platform)
     programs = needed(table)
-    assert {Constrain(bucket.rows) for bucket in table.buckets} <= set(programs)
+    assert {Choose(bucket.rows) for bucket in table.buckets} <= set(programs)
     assert len({name_of(program) for program in programs}) == len(programs)
 
 
 def test_masking_takes_what_the_step_leaves() -> None:
-    state, logits, token, logprob, block, masks = abstract_arguments(SHAPES, Constrain(4))
-    assert logits.shape == (4, VOCAB) and token.shape == (8, 4) and logprob.shape == (4,)
-    assert block.shape == (ROW_FIELDS, 4) and masks.shape == (4, VOCAB // 32)
+    state, logits, token, scores, block, masks = abstract_arguments(SHAPES, Choose(4))
+    assert logits.shape == (4, VOCAB) and token.shape == (8, 4) and scores[0].shape == (4,)
+    assert block.shape == (ROW_FIELDS, 4) and masks.shape == (4, VOCAB // 8)
     assert state.last_token.shape == (17,)
 
 
@@ -93,15 +93,15 @@ def test_plans_stay_within_the_programs_that_are_there() -> None:
         programs.finish(program)
         runner.limits()
     assert runner.table == table
-    assert table.limits() == Limits(16, table.chunk, table.token_budget, table.chunk)
+    assert table.limits() == Limits(16, table.chunk, table.token_budget, 128)
     assert runner.limits() is None
 
 
 def test_a_bucket_waits_for_its_second_program() -> None:
     runner, programs, table = coming()
-    programs.finish(*(p for p in needed_first(table) if not isinstance(p, Constrain)))
+    programs.finish(*(p for p in needed_first(table) if not isinstance(p, Choose)))
     rows = {bucket.rows for bucket in table.buckets if bucket in programs.ready}
-    programs.finish(Constrain(min(rows)))
+    programs.finish(Choose(min(rows)))
     with pytest.raises(ValueError):
         table.only([]).limits()
     runner.limits()

@@ -17,8 +17,9 @@ from onechip.engine.batch import BatchLayout
 from onechip.engine.buckets import Bucket
 from onechip.engine.grammar import words_of
 from onechip.engine.runner import _pack_sampling, row_flags
-from onechip.engine.sampler import log_probabilities, sample
+from onechip.engine.sampler import in_tiles, log_probabilities, sample
 from onechip.engine.state import SlotState, admit, count_tokens, empty_state, slot_rows
+from onechip.kernels.bits import mask_bytes, unpack_bits
 from onechip.request import Request, SamplingParams
 
 SIZES = [
@@ -457,6 +458,31 @@ def test_a_greedy_step_pays_for_no_sampling():
 # Grammar masks.
 
 
+@pytest.mark.parametrize("vocab", [300, 1024, 4096])
+def test_bits_are_spread_alike_everywhere(vocab: int) -> None:
+    """A TPU's way needs whole tiles of bytes, and falls back to the other without."""
+    bits = np.random.default_rng(1).integers(0, 256, (3, mask_bytes(vocab)), np.uint8)
+    wanted = np.unpackbits(bits, axis=1, bitorder="little")[:, :vocab] == 1
+    for platform in ("cpu", "tpu"):
+        assert (np.asarray(unpack_bits(jnp.asarray(bits), vocab, platform)) == wanted).all()
+
+
+@pytest.mark.parametrize("count", [8, 16, 20])
+def test_rows_in_tiles_are_the_same_rows(count: int) -> None:
+    """A TPU samples eight rows at a time, through a loop; other counts all at once."""
+    rng = np.random.default_rng(2)
+    logits = rng.normal(size=(count, 300)).astype(np.float32)
+    rows = [SamplingParams(temperature=float(i % 3), seed=i, top_k=i) for i in range(count)]
+    fields, state = packed(rows), jax.tree.map(jnp.asarray, state_of(rows, 300))
+    fields = {name: values[:count] for name, values in fields.items()}
+
+    def chosen(logits: jax.Array, rows: Any) -> jax.Array:
+        return sample(logits, rows, state)
+
+    found = jax.jit(lambda *a: in_tiles(chosen, "tpu", *a))(logits, fields)
+    assert np.asarray(found).tolist() == np.asarray(_sample(logits, fields, state)).tolist()
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_mask_chooses_as_the_same_allowed_ids_do(temperature: float) -> None:
     draws = np.random.default_rng(5)
@@ -472,7 +498,7 @@ def test_a_mask_chooses_as_the_same_allowed_ids_do(temperature: float) -> None:
     free = [replace(one, allowed_token_ids=None) for one in rows]
     fields = packed(free)
     fields["flags"] = fields["flags"] | np.where(np.arange(SLOTS) % 2, flag.GRAMMAR, 0)
-    masks = np.stack([words_of(map(int, ids), 300) for ids in sets])
+    masks = np.stack([words_of(map(int, ids), 300).view(np.uint8) for ids in sets])
     found = np.asarray(_sample(logits, fields, state_of(free, 300), masks))
     assert found[1::2].tolist() == wanted[1::2].tolist()
     assert found[::2].tolist() == draw(logits, free)[::2].tolist(), "unflagged rows are free"

@@ -23,7 +23,7 @@ ALLOWED = 16  # the slot's allowed-ids mask applies
 MIN_TOKENS = 32  # stop ids are banned until kv_len reaches min_len
 LOGPROBS = 64
 STOPS = 128  # within a launch of several steps the row ends at one of the launch's `stops`
-GRAMMAR = 256  # only `step.constrain` sees it: a mask limits what the row may choose from
+GRAMMAR = 256  # only `step.choose` sees it: a mask limits what the row may choose from
 
 FROM_DEVICE = -1  # a token id the host does not know yet: take the slot's last one
 NO_TOKEN = -3  # pads `stops`
@@ -101,6 +101,11 @@ class BatchLayout:
 
 ROW_FIELDS = len(_ROW_INTS + _ROW_FLOATS)
 ROW_FLAGS = _ROW_INTS.index("flags")  # its place in `row_fields`
+
+
+def row_part(fields: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Of all fields, those [R]."""
+    return {name: fields[name] for name in _ROW_INTS + _ROW_FLOATS}
 
 
 def unpack_rows(block: Array) -> Mapping[str, Array]:

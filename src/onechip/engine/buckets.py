@@ -17,6 +17,7 @@ CPU_FINE_ROWS = (
     16  # up to so many sequences a CPU's decode buckets double, beyond they grow by four
 )
 ACCELERATOR_CHUNK = 512
+ACCELERATOR_SCORED = 128  # a chunk with log probabilities: rare, and all layers run for all of it
 # A page is what an accelerator copies at once: 64 tokens of one K/V head are 32 to 64 KiB. Smaller ones cost more to
 # ask for than to move, larger ones make shared prefixes coarse.
 CPU_PAGE = 16
@@ -105,13 +106,14 @@ def bucket_table(max_seqs: int, chunk_size: int | None, platform: str) -> Bucket
     rows = _ladder(least, max(max_seqs, least), growth)
     few, most = min(4 if cpu else 8, rows[-1]), rows[-1]
     decode = [Bucket(r, r) for r in rows]
-    # A short prompt alone should not pay for a whole chunk and the logits of max_seqs rows. On an accelerator it is the
-    # weights that cost, and a chunk hides what it computes; a CPU computes what it is given.
-    lone = [64]
+    # A prompt alone should not pay for the logits of max_seqs rows. On an accelerator it is the weights that cost, and
+    # a chunk hides behind them what it computes; a CPU computes what it is given.
+    lone = [64] if cpu else [chunk]
     full = [128, chunk] if cpu else [chunk]
     mixed = [Bucket(_above(min(t, chunk), few), few) for t in lone if few < most]
     mixed += [Bucket(_above(min(t, chunk), most), most) for t in full]
-    score = [Bucket(_above(chunk, few), few, score=True)]
+    scored = chunk if cpu else min(chunk, ACCELERATOR_SCORED)
+    score = [Bucket(_above(scored, few), few, score=True)]
     return BucketTable(tuple(sorted({*decode, *mixed, *score})), chunk)
 
 

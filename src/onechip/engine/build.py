@@ -84,7 +84,7 @@ def build_from(
     wanted, programs = _enough(building, hardware, wanted, programs)
     pages = PageTable(wanted.shapes.page_size, wanted.plan.shapes)
     runner = DeviceRunner(wanted.shapes, wanted.table, params, pages, device, programs)
-    scheduler = Scheduler(pages, config.max_seqs, wanted.table.chunk, wanted.table.token_budget)
+    scheduler = Scheduler(pages, config.max_seqs, wanted.table.limits())
     info = EngineInfo(
         vocab_size=spec.vocab_size,
         max_model_len=wanted.max_model_len,

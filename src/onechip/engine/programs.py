@@ -5,7 +5,7 @@
 3. `Programs` holds the executables. `begin` makes them in the background, those that the first answer needs first; one
    that a server does not need (offline scoring) is made when first used.
 
-A program is a bucket of the table, a `Constrain`, "admit" (a slot's unusual parameters) or "logits" (offline scoring).
+A program is a bucket of the table, a `Choose`, "admit" (a slot's unusual parameters) or "logits" (offline scoring).
 Knows neither requests nor where an executable came from.
 """
 
@@ -25,10 +25,11 @@ from onechip.config import LayerKind, ModelConfig
 from onechip.engine import state as slots
 from onechip.engine.batch import ROW_FIELDS, BatchLayout
 from onechip.engine.buckets import Bucket, BucketTable
-from onechip.engine.step import constrain, logits_block, step
+from onechip.engine.step import choose, hidden_states, logits_block, step
 from onechip.kernels.attention import KV, storage_dtype
+from onechip.kernels.bits import mask_bytes
 from onechip.model.load import abstract_params
-from onechip.request import Request, SamplingParams
+from onechip.request import MAX_LOGPROBS, Request, SamplingParams
 
 LOGITS_ROWS = 32  # positions whose full logits exist at once: 32 x 262,144 float32 are 34 MB
 _ALIGNMENT = 64  # of the buffers that XLA's CPU client adopts
@@ -39,13 +40,13 @@ COMPILERS = min(
 
 
 @dataclass(frozen=True)
-class Constrain:
-    """The program that samples a launch of `rows` rows again under masks, whatever program the launch was of."""
+class Choose:
+    """The program that samples what a launch of `rows` rows left, whatever program the launch was of."""
 
     rows: int
 
 
-Program = Bucket | Constrain | str
+Program = Bucket | Choose | str
 SERVING = ("admit",)  # what a server needs beside its buckets
 
 
@@ -82,11 +83,11 @@ class Shapes:
 
 
 def name_of(program: Program) -> str:
-    """A file name and a table's first column: `decode-8x8`, `mixed-512x4`, `score-512x4`, `constrain-8`, `admit`."""
+    """A file name and a table's first column: `decode-8x8`, `mixed-512x4`, `score-512x4`, `choose-8`, `admit`."""
     if isinstance(program, str):
         return program
-    if isinstance(program, Constrain):
-        return f"constrain-{program.rows}"
+    if isinstance(program, Choose):
+        return f"choose-{program.rows}"
     kind = "score" if program.score else "decode" if program.decode else "mixed"
     return f"{kind}-{program.tokens}x{program.rows}"
 
@@ -98,7 +99,7 @@ def abstract_arguments(shapes: Shapes, program: Program) -> tuple[Any, ...]:
     if program == "admit":
         rows = slots.slot_rows(Request("", (0,), SamplingParams()), config.vocab_size)
         return state, jax.ShapeDtypeStruct((), jnp.int32), _shape_of(rows)
-    if isinstance(program, Constrain):
+    if isinstance(program, Choose):
         return (state, *_abstract_sampled(program.rows, shapes.steps, config.vocab_size))
     params = abstract_params(config, shapes.dtype)
     if program == "logits":
@@ -109,14 +110,14 @@ def abstract_arguments(shapes: Shapes, program: Program) -> tuple[Any, ...]:
 
 
 def _abstract_sampled(rows: int, steps: int, vocab: int) -> tuple[Any, ...]:
-    """Arguments of `step.constrain` after the slots."""
-    array = jax.ShapeDtypeStruct
+    """Arguments of `step.choose` after the slots."""
+    array, best = jax.ShapeDtypeStruct, (rows, MAX_LOGPROBS)
     return (
         array((rows, vocab), jnp.float32),
         array((steps, rows), jnp.int32),
-        array((rows,), jnp.float32),
+        (array((rows,), jnp.float32), array(best, jnp.int32), array(best, jnp.float32)),
         array((ROW_FIELDS, rows), jnp.int32),
-        array((rows, -(-vocab // 32)), jnp.uint32),
+        array((rows, mask_bytes(vocab)), jnp.uint8),
     )
 
 
@@ -133,8 +134,8 @@ def function_of(shapes: Shapes, program: Program) -> tuple[Callable[..., Any], t
     """(the function to jit, the arguments it donates)."""
     if program == "admit":
         return slots.admit, (0,)
-    if isinstance(program, Constrain):
-        return partial(constrain), (0,)
+    if isinstance(program, Choose):
+        return partial(choose, platform=shapes.platform), (0,)
     if program == "logits":
         return partial(logits_block, config=shapes.config, platform=shapes.platform), ()
     assert isinstance(program, Bucket)
@@ -160,6 +161,15 @@ def trace(shapes: Shapes, program: Program, sharding: Any) -> Any:
     arguments = jax.tree.map(placed, abstract_arguments(shapes, program))
     function.__name__ = name_of(program).replace("-", "_")  # pyright: ignore[reportAttributeAccessIssue]
     return jax.jit(function, donate_argnums=donated).trace(*arguments)
+
+
+def trace_layers(shapes: Shapes, bucket: Bucket, every_position: bool) -> Any:
+    """The layers of a bucket's step alone, traced to be counted: as they run, or each of them for every token."""
+    function = partial(
+        hidden_states, config=shapes.config, layout=shapes.layout(bucket), page_size=shapes.page_size,
+        attention=shapes.attention, platform=shapes.platform, every_position=every_position,
+    )  # fmt: skip
+    return jax.jit(function).trace(*abstract_arguments(shapes, bucket))
 
 
 @dataclass(frozen=True)
@@ -240,19 +250,19 @@ class Programs:
 
 def needed(table: BucketTable) -> list[Program]:
     """What a server with this table runs, in the order to compile it: what is needed first, then the others."""
-    return list(dict.fromkeys([*needed_first(table), *_masked(table.buckets), *table.buckets]))
+    return list(dict.fromkeys([*needed_first(table), *_choosing(table.buckets), *table.buckets]))
 
 
 def needed_first(table: BucketTable) -> list[Program]:
     """What the first answer takes, and the largest program: it tells how much memory programs take."""
     largest = max(table.buckets, key=lambda bucket: (bucket.rows * bucket.tokens, bucket.score))
     buckets = (*table.first(), largest)
-    return list(dict.fromkeys([*SERVING, *buckets, *_masked(buckets)]))
+    return list(dict.fromkeys([*SERVING, *buckets, *_choosing(buckets)]))
 
 
-def _masked(buckets: Iterable[Bucket]) -> list[Constrain]:
+def _choosing(buckets: Iterable[Bucket]) -> list[Choose]:
     """The second programs of these buckets' rows."""
-    return [Constrain(bucket.rows) for bucket in buckets]
+    return [Choose(bucket.rows) for bucket in buckets]
 
 
 def zeros_on(device: Any) -> Callable[[tuple[int, ...], Any], jax.Array]:

@@ -19,9 +19,10 @@ from onechip.engine import state as slots
 from onechip.engine.batch import ROW_FLAGS
 from onechip.engine.buckets import Bucket, BucketTable, Limits
 from onechip.engine.grammar import RowMask
-from onechip.engine.programs import LOGITS_ROWS, Constrain, Programs, Shapes, to_device, zeros_on
+from onechip.engine.programs import LOGITS_ROWS, Choose, Programs, Shapes, to_device, zeros_on
 from onechip.engine.sequence import Plan, PlanRow, RowResult, Sequence
 from onechip.engine.step import SKIPPED, StepOut
+from onechip.kernels.bits import mask_bytes
 from onechip.request import GREEDY_BELOW, SamplingParams, TokenLogprobs
 
 
@@ -63,6 +64,8 @@ class DeviceRunner:
         self.caches = shapes.caches(zeros_on(device))
         state = slots.empty_state(shapes.max_seqs, shapes.config.vocab_size)
         self.state = jax.tree.map(partial(to_device, device=device), state)
+        self._device = device
+        self._masks: dict[int, jax.Array] = {}  # by rows, of nothing but zeros
 
     def limits(self) -> Limits | None:
         """What plans may hold, when programs have become ready since the last look; raises if one never will."""
@@ -71,7 +74,7 @@ class DeviceRunner:
         self._complete = self.programs.check()
         there = self.programs.ready
         # A row under a grammar needs its second program too.
-        ready = [b for b in self.whole.buckets if b in there and Constrain(b.rows) in there]
+        ready = [b for b in self.whole.buckets if b in there and Choose(b.rows) in there]
         if len(ready) == len(self.table.buckets) and self._looked:
             return None
         self._looked = True
@@ -89,27 +92,43 @@ class DeviceRunner:
         self.caches, self.state, out = self.programs[bucket](
             self.params, self.caches, self.state, vector
         )
-        return Pending(plan, out, bucket, self.shapes.layout(bucket).row_fields(vector))
+        block = self.shapes.layout(bucket).row_fields(vector)
+        pending = Pending(plan, out, bucket, block)
+        return pending if bucket.decode else self._choose(pending, block.copy(), self._free(bucket))
 
     def constrain(self, pending: Pending, masks: Mapping[int, RowMask]) -> Pending:
         """Launch the sampling of the rows in `masks` (by index) behind their step, which was one of one token a row.
 
         For 262,144 ids 32 KB a row cross over, 2 MB for 64 rows, beside the step: no time worth saving.
         """
-        plan, out, bucket, block = pending.plan, pending.out, pending.bucket, pending.block
+        plan, bucket, block = pending.plan, pending.bucket, pending.block
         assert bucket is not None and block is not None and plan.steps == 1
         block[ROW_FLAGS] = 0
-        words = np.zeros((bucket.rows, -(-self.shapes.config.vocab_size // 32)), np.uint32)
+        size = mask_bytes(self.shapes.config.vocab_size)
+        bits = np.zeros((bucket.rows, size), np.uint8)
         for index, mask in masks.items():
             flags = row_flags(plan.rows[index].sequence.request.sampling) | flag.GRAMMAR
             block[ROW_FLAGS, index] = flags & ~flag.MIN_TOKENS if mask.forced else flags
-            words[index] = mask.words
-        program = self.programs[Constrain(bucket.rows)]
-        logprob, *best = out.chosen
-        self.state, token, logprob = program(
-            self.state, out.logits, out.token, logprob, block, words
+            bits[index] = mask.words.view(np.uint8)
+        return self._choose(pending, block, bits)
+
+    def _choose(self, pending: Pending, block: np.ndarray, masks: Any) -> Pending:
+        """Launch the sampling of a launch's rows, flagged in `block`, behind it."""
+        out, bucket = pending.out, pending.bucket
+        assert bucket is not None
+        self.state, token, chosen = self.programs[Choose(bucket.rows)](
+            self.state, out.logits, out.token, out.chosen, block, masks
         )
-        return Pending(plan, replace(out, token=token, chosen=(logprob, *best)))
+        return replace(pending, out=replace(out, token=token, chosen=chosen))
+
+    def _free(self, bucket: Bucket) -> jax.Array:
+        """Masks for rows under no grammar: nobody reads them."""
+        if bucket.rows not in self._masks:
+            size = mask_bytes(self.shapes.config.vocab_size)
+            self._masks[bucket.rows] = jax.device_put(
+                np.zeros((bucket.rows, size), np.uint8), self._device
+            )
+        return self._masks[bucket.rows]
 
     def collect(self, pending: Pending) -> list[RowResult]:
         rows, out = pending.plan.rows, pending.out
@@ -166,8 +185,8 @@ class DeviceRunner:
         if row.steps > 1 and sequence.request.stop_ids:
             flags |= flag.STOPS
         flags = flags if row.sample else flags & ~(flag.SAMPLE | flag.DRAW)
-        # A row under a grammar is sampled by `constrain`; the step counts its tokens and finds the best ones.
-        first = flags & (flag.SAMPLE | flag.PENALTIES | flag.LOGPROBS)
+        # A row under a grammar is sampled by `constrain`; the step counts its tokens.
+        first = flags & (flag.SAMPLE | flag.PENALTIES)
         fields["flags"][index] = flags if sequence.grammar is None else first
         held = self.pages.held[sequence.id]
         for kind, pages in held.items():

@@ -26,12 +26,9 @@ from onechip.request import Request
 class Scheduler:
     """Owns the waiting queue, the running list, the slots and, through `pages`, the memory."""
 
-    def __init__(self, pages: PageTable, max_seqs: int, chunk: int, budget: int):
-        """`chunk`: most prefill tokens a step; `budget`: most tokens, decodes included."""
+    def __init__(self, pages: PageTable, max_seqs: int, limits: Limits):
         self.pages = pages
-        self.chunk = self.score_chunk = chunk
-        self.budget = budget
-        self.rows = max_seqs
+        self.limit(limits)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.free_slots = list(range(max_seqs - 1, -1, -1))
@@ -39,7 +36,10 @@ class Scheduler:
         self.most_steps = 1
 
     def limit(self, limits: Limits) -> None:
-        """Plan within these from now on: while programs are still being compiled, not every step has one."""
+        """Plan within these from now on: while programs are still being compiled, not every step has one.
+
+        `chunk`: most prefill tokens a step; `budget`: most tokens, decodes included.
+        """
         self.rows, self.chunk, self.budget = limits.rows, limits.chunk, limits.budget
         self.score_chunk = limits.score
 

@@ -7,9 +7,11 @@ ids never visit the host on their way to the next step.
 A decode program repeats this up to `steps` times in one launch, each time with the tokens just made. A row that meets
 one of the launch's stop ids, or has made what it may, writes nothing more; when all have, the launch ends.
 
-Rows under a grammar are sampled a second time, by `constrain`, a small program of its own that is launched behind the
-step when their masks are there. A mask needs the row's last token, which the host has only once the step before has
-ended; this way the forward pass is long under way by then, and the masks are made beside it.
+The programs with prompts in them end with the logits, and `choose`, a small program of its own, samples them: one for
+each number of rows, not a sampler to compile in every program. Rows under a grammar are sampled by it too, a second
+time after a decode program: it is launched behind the step when their masks are there. A mask needs the row's last
+token, which the host has only once the step before has ended; this way the forward pass is long under way by then, and
+the masks are made beside it.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,8 +25,8 @@ from jax.tree_util import register_dataclass
 
 from onechip.config import LayerKind, ModelConfig
 from onechip.engine import batch as flag
-from onechip.engine.batch import BatchLayout, unpack_rows
-from onechip.engine.sampler import log_probabilities, log_probability, sample
+from onechip.engine.batch import BatchLayout, row_part, unpack_rows
+from onechip.engine.sampler import in_tiles, log_probabilities, sample
 from onechip.engine.state import SlotState, count_tokens
 from onechip.kernels.attention import KV, Ragged
 from onechip.model import gemma
@@ -45,7 +47,7 @@ class StepOut:
 
     `chosen` are the scores of the last step's tokens, zeros unless a row asked. In score programs `prompt` holds those
     of every position's `target` and `hidden` [T, D] the states; else both are empty. `logits` float32 [R, V] of the
-    last step stay on the device, for `constrain`.
+    last step stay on the device, for `choose`: only decode programs leave tokens and scores.
     """
 
     token: Array
@@ -72,13 +74,14 @@ def step(
     programs make more than one.
     """
     fields = layout.unpack(vector)
+    bucket = layout.bucket
     once = partial(
-        _once, params, config=config, score=layout.bucket.score, page_size=page_size,
-        attention=attention, platform=platform,
+        _once, params, config=config, score=bucket.score, sampled=bucket.decode,
+        page_size=page_size, attention=attention, platform=platform,
     )  # fmt: skip
     if most_steps == 1:
         return once(caches, state, fields)
-    if layout.bucket.decode:
+    if bucket.decode:
         return _several(once, caches, state, fields, most_steps)
     caches, state, out = once(caches, state, fields)
     rest = jnp.full((most_steps - 1, out.token.shape[1]), SKIPPED, jnp.int32)
@@ -93,24 +96,27 @@ def _once(
     *,
     config: ModelConfig,
     score: bool,
+    sampled: bool,
     page_size: int,
     attention: str,
     platform: str,
 ) -> tuple[Caches, SlotState, StepOut]:
-    packed, owner = _pack(fields, state, page_size)
+    packed, owner = pack(fields, state, page_size)
     hidden, caches = gemma.forward(
         params, config, packed, caches,
         every_position=score, attention=attention, platform=platform,
     )  # fmt: skip
     every = hidden if score else hidden[:0]
     head = partial(gemma.logits, params, config, platform=platform)
-    prompt = _score(head, hidden, fields) if score else _no_scores(0)
+    prompt = _score(head, hidden, fields, platform) if score else _no_scores(0)
     logits = head(hidden[packed.last] if score else hidden)
     state = replace(state, counts=_count(fields, state, packed, owner))
-    token = sample(logits, fields, state)
-    wanted = jnp.any(fields["flags"] & flag.LOGPROBS != 0)
-    chosen = log_probabilities(logits, token, wanted)
-    state = _keep(state, token, fields["flags"] & flag.SAMPLE != 0, fields["slot"])
+    rows = logits.shape[0]
+    token, chosen = jnp.full(rows, SKIPPED, jnp.int32), _no_scores(rows)
+    if sampled:
+        choice = partial(_choice, state=state, platform=platform)
+        token, chosen = in_tiles(choice, platform, logits, row_part(fields), None)
+        state = _keep(state, token, fields["flags"] & flag.SAMPLE != 0, fields["slot"])
     return caches, state, StepOut(token[None], chosen, prompt, every, logits)
 
 
@@ -141,24 +147,43 @@ def _several(
     return caches, state, StepOut(tokens, chosen, _no_scores(0), jnp.zeros((0, 0)), logits)
 
 
-def constrain(
-    state: SlotState, logits: Array, token: Array, logprob: Array, block: Array, masks: Array
-) -> tuple[SlotState, Array, Array]:
-    """Sample the rows flagged GRAMMAR again, under their masks (see `sampler.sample`); the others stay as they are.
+def choose(
+    state: SlotState,
+    logits: Array,
+    token: Array,
+    scores: Scores,
+    block: Array,
+    masks: Array,
+    *,
+    platform: str,
+) -> tuple[SlotState, Array, Scores]:
+    """Sample the rows flagged SAMPLE, those flagged GRAMMAR under their masks (see `sampler.sample`); the others stay
+    as they are.
 
-    `token` [K, R] and `logprob` [R] are those of a launch of one step; `block`: its `BatchLayout.row_fields`, with the
-    flags for this second time. The best tokens are the model's own, which no mask changes, so they stay too.
+    `token` [K, R] and `scores` are those of a launch of one step; `block`: its `BatchLayout.row_fields`, with the flags
+    for this time.
     """
     rows = unpack_rows(block)
-    masked = rows["flags"] & flag.GRAMMAR != 0
-    new = jnp.where(masked, sample(logits, rows, state, masks), token[0])
-    scored = lax.cond(
-        jnp.any(rows["flags"] & flag.LOGPROBS != 0),
-        lambda: log_probability(logits, new),
-        lambda: logprob,
+    mine = rows["flags"] & flag.SAMPLE != 0
+    asked = mine & (rows["flags"] & flag.LOGPROBS != 0)
+    choice = partial(_choice, state=state, platform=platform)
+    new, found = in_tiles(choice, platform, logits, rows, masks)
+    state = _keep(state, new, mine, rows["slot"])
+    chosen = (
+        jnp.where(asked, found[0], scores[0]),
+        jnp.where(asked[:, None], found[1], scores[1]),
+        jnp.where(asked[:, None], found[2], scores[2]),
     )
-    logprob = jnp.where(masked, scored, logprob)
-    return _keep(state, new, masked, rows["slot"]), token.at[0].set(new), logprob
+    return state, token.at[0].set(jnp.where(mine, new, token[0])), chosen
+
+
+def _choice(
+    logits: Array, rows: Fields, masks: Array | None, *, state: SlotState, platform: str
+) -> tuple[Array, Scores]:
+    """Each row's token, and the scores of them if a row asks."""
+    token = sample(logits, rows, state, masks, platform)
+    wanted = jnp.any(rows["flags"] & flag.LOGPROBS != 0)
+    return token, log_probabilities(logits, token, wanted)
 
 
 def _keep(state: SlotState, token: Array, wanted: Array, slot: Array) -> SlotState:
@@ -180,7 +205,7 @@ def _advanced(fields: Fields, index: Array, active: Array) -> Fields:
     }
 
 
-def _score(head: Callable[[Array], Array], hidden: Array, fields: Fields) -> Scores:
+def _score(head: Callable[[Array], Array], hidden: Array, fields: Fields, platform: str) -> Scores:
     """What each position's target was worth, as many blocks of positions as hold a token."""
     count = hidden.shape[0]
     padding = -count % _SCORE_ROWS
@@ -192,7 +217,9 @@ def _score(head: Callable[[Array], Array], hidden: Array, fields: Fields) -> Sco
         start = index * _SCORE_ROWS
         logits = head(lax.dynamic_slice_in_dim(hidden, start, _SCORE_ROWS))
         targets = lax.dynamic_slice_in_dim(target, start, _SCORE_ROWS)
-        parts = log_probabilities(logits, targets, jnp.bool_(True))
+        parts = in_tiles(
+            partial(log_probabilities, wanted=jnp.bool_(True)), platform, logits, targets
+        )
         scores = [
             lax.dynamic_update_slice_in_dim(a, b, start, 0)
             for a, b in zip(found, parts, strict=True)
@@ -208,6 +235,27 @@ def _no_scores(count: int) -> Scores:
     return jnp.zeros(count), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
 
 
+def hidden_states(
+    params: gemma.Params,
+    caches: Caches,
+    state: SlotState,
+    vector: Array,
+    *,
+    config: ModelConfig,
+    layout: BatchLayout,
+    page_size: int,
+    attention: str,
+    platform: str,
+    every_position: bool,
+) -> tuple[Array, Caches]:
+    """What the layers make of a step's packed vector, alone: to count what they cost. As `gemma.forward`."""
+    packed, _ = pack(layout.unpack(vector), state, page_size)
+    return gemma.forward(
+        params, config, packed, caches,
+        every_position=every_position, attention=attention, platform=platform,
+    )  # fmt: skip
+
+
 def logits_block(
     params: gemma.Params, hidden: Array, *, config: ModelConfig, platform: str
 ) -> Array:
@@ -215,7 +263,7 @@ def logits_block(
     return gemma.logits(params, config, hidden, platform)
 
 
-def _pack(fields: Fields, state: SlotState, page_size: int) -> tuple[gemma.Packed, Array]:
+def pack(fields: Fields, state: SlotState, page_size: int) -> tuple[gemma.Packed, Array]:
     """The model's view of the fields, and each token's row; padding has row 0, position 0 and page 0."""
     rows = fields["q_len"].shape[0]
     real = fields["row"] < rows
