@@ -21,9 +21,10 @@ def unpack_bits(bits: Array, count: int, platform: str) -> Array:
     """bool [R, count] of uint8 [R, at least count / 8], lowest bit first."""
     if platform == "tpu" and bits.shape[1] % _LANES == 0:
         spread = _spread_by_matmul(bits)
+        flags = (spread >> jnp.arange(spread.shape[1]) % 8) & 1
     else:
-        spread = jnp.repeat(bits, 8, axis=1)
-    return ((spread >> (jnp.arange(spread.shape[1]) % 8).astype(spread.dtype)) & 1)[:, :count] != 0
+        flags = (bits[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
+    return flags.reshape(bits.shape[0], -1)[:, :count] != 0
 
 
 def _spread_by_matmul(bits: Array) -> Array:
