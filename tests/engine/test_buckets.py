@@ -51,6 +51,17 @@ def test_up_to_64_sequences_an_accelerator_has_at_most_eight_programs(max_seqs: 
     assert len(needed(bucket_table(max_seqs, None, platform))) <= 8
 
 
+@given(st.integers(1, 300), st.none() | st.integers(1, 2048), st.sampled_from(["gpu", "tpu"]))
+def test_an_accelerators_rows_come_in_eights(max_seqs: int, chunk: int | None, platform: str):
+    table = bucket_table(max_seqs, chunk, platform)
+    assert all(b.rows % 8 == 0 or b.rows == max_seqs < 8 for b in table.buckets)
+    assert max(b.rows for b in table.buckets) >= max_seqs
+
+
+def test_a_lone_prompt_on_an_accelerator_shares_layers_for_eight_rows():
+    assert bucket_table(64, None, "tpu").pick(512, 1, False, False) == Bucket(512, 8)
+
+
 @given(st.integers(1, 64))
 def test_up_to_64_sequences_a_cpu_has_at_most_eight_steps(max_seqs: int):
     assert len(bucket_table(max_seqs, None, "cpu").buckets) <= 8

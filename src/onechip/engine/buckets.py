@@ -24,6 +24,9 @@ CPU_PAGE = 16
 ACCELERATOR_PAGE = 64
 
 
+_TILE = 8  # rows of an accelerator's tile
+
+
 @dataclass(frozen=True, order=True)
 class Bucket:
     """Packed tokens and rows of one program; `score` programs return every position's hidden state."""
@@ -101,10 +104,11 @@ def bucket_table(max_seqs: int, chunk_size: int | None, platform: str) -> Bucket
     cpu = platform == "cpu"
     chunk = chunk_size or (CPU_CHUNK if cpu else ACCELERATOR_CHUNK)
     growth = 8 if not cpu else 2 if max_seqs <= CPU_FINE_ROWS else 4
-    # Eight rows fill the least tile of an accelerator's matmul: one alone is no faster.
-    least = 2 if cpu else min(8, max_seqs)
-    rows = _ladder(least, max(max_seqs, least), growth)
-    few, most = min(4 if cpu else 8, rows[-1]), rows[-1]
+    # Eight rows fill the least tile of an accelerator's matmul: one alone is no faster, and more come in eights.
+    least = 2 if cpu else min(_TILE, max_seqs)
+    most = max_seqs if cpu or max_seqs <= _TILE else -(-max_seqs // _TILE) * _TILE
+    rows = _ladder(least, max(most, least), growth)
+    few, most = min(4 if cpu else _TILE, rows[-1]), rows[-1]
     decode = [Bucket(r, r) for r in rows]
     # A prompt alone should not pay for the logits of max_seqs rows. On an accelerator it is the weights that cost, and
     # a chunk hides behind them what it computes; a CPU computes what it is given.

@@ -42,9 +42,17 @@ def in_tiles(function: Callable[..., T], platform: str, *rows: Any) -> T:
     count = jax.tree.leaves(rows)[0].shape[0]
     if platform != "tpu" or count <= _TILE or count % _TILE:
         return function(*rows)
-    tiles = jax.tree.map(lambda x: x.reshape(-1, _TILE, *x.shape[1:]), rows)
-    found = lax.map(lambda tile: function(*tile), tiles)
-    return jax.tree.map(lambda x: x.reshape(count, *x.shape[2:]), found)
+
+    def split(x: Array) -> Array:
+        return x.reshape(-1, _TILE, *x.shape[1:])
+
+    def joined(x: Array) -> Array:
+        return x.reshape(count, *x.shape[2:])
+
+    def one(tile: tuple[Any, ...]) -> T:
+        return function(*tile)
+
+    return jax.tree.map(joined, lax.map(one, jax.tree.map(split, rows)))
 
 
 def sample(
