@@ -7,6 +7,8 @@
 Both read pages where they lie, one page a step, and only those that a row can see. Triton's shapes are powers of two
 and its matmuls at least 16 wide, so query heads are padded to that; padding is masked, not stored.
 
+The public functions are jitted so that layers of one kind are traced and lowered once.
+
 Why not a kernel that exists (read in jax 0.10.2): `pallas.ops.gpu.paged_attention` has no window and no prefill, and
 splits the table's whole width, so a row of 100 keys beside one of 16,000 waits for as many programs; cuDNN's attention
 in jax takes head dims up to 256 for pages, Gemma's full layers have 512. The plain path is no choice on a GPU: each
@@ -54,6 +56,7 @@ def blocks_for(heads: int, kv_heads: int) -> Blocks:
     return Blocks(tile_queries=max(1, _TILE_ROWS // _power(heads // kv_heads)))
 
 
+@partial(jax.jit, static_argnames=("scale", "interpret"))
 def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = False) -> Array:
     """One query a row: q [R, N, H] -> float32 [R, N, H]; zeros for rows without one."""
     rows, heads, head_dim = q.shape
@@ -142,6 +145,7 @@ def _joined(most: Array, weight: Array, out: Array) -> Array:
     return (out * share[..., None]).sum(0) / jnp.where(total == 0, 1, total)[..., None]
 
 
+@partial(jax.jit, static_argnames=("scale", "interpret"))
 def prefill(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = False) -> Array:
     """Rows of several tokens: q [T, N, H] -> float32 [T, N, H]; tokens of no tile undefined."""
     _, heads, _ = q.shape
