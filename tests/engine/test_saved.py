@@ -145,5 +145,5 @@ def test_a_prompts_early_exit_shows_in_the_matmuls(saved: tuple[Path, Record]):
     steps = {p.name: p for p in record.programs}
     mixed, scored = steps["mixed-16x2"], steps["score-16x2"]
     assert mixed.matmul_flops < 0.8 * scored.matmul_flops
-    assert mixed.layer_flops < 0.75 * mixed.full_layer_flops
+    assert mixed.layer_flops < 0.9 * mixed.full_layer_flops
     assert mixed.full_layer_flops == scored.layer_flops == scored.full_layer_flops

@@ -92,9 +92,14 @@ class DeviceRunner:
         self.caches, self.state, out = self.programs[bucket](
             self.params, self.caches, self.state, vector
         )
-        block = self.shapes.layout(bucket).row_fields(vector)
-        pending = Pending(plan, out, bucket, block)
-        return pending if bucket.decode else self._choose(pending, block.copy(), self._free(bucket))
+        pending = Pending(plan, out, bucket, self.shapes.layout(bucket).row_fields(vector))
+        chosen = [not bucket.decode or _scored(row) for row in plan.rows]
+        if not any(chosen):
+            return pending
+        assert pending.block is not None
+        block = pending.block.copy()
+        block[ROW_FLAGS, : len(chosen)] *= chosen
+        return self._choose(pending, block, self._free(bucket))
 
     def constrain(self, pending: Pending, masks: Mapping[int, RowMask]) -> Pending:
         """Launch the sampling of the rows in `masks` (by index) behind their step, which was one of one token a row.
@@ -195,6 +200,11 @@ class DeviceRunner:
             fields["first_page"][index] = held["sliding"].first
         if flags & ~flag.SAMPLE:
             _pack_sampling(fields, index, sequence.prompt_len, sampling)
+
+
+def _scored(row: PlanRow) -> bool:
+    """Whether the row's log probabilities are wanted now: under a grammar they come with its mask."""
+    return row.sequence.request.sampling.logprobs is not None and row.sequence.grammar is None
 
 
 def _pack_stops(stops: np.ndarray, plan: Plan) -> None:

@@ -8,8 +8,9 @@ A decode program repeats this up to `steps` times in one launch, each time with 
 one of the launch's stop ids, or has made what it may, writes nothing more; when all have, the launch ends.
 
 The programs with prompts in them end with the logits, and `choose`, a small program of its own, samples them: one for
-each number of rows, not a sampler to compile in every program. Rows under a grammar are sampled by it too, a second
-time after a decode program: it is launched behind the step when their masks are there. A mask needs the row's last
+each number of rows, not a sampler to compile in every program. It alone knows log probabilities, so rows that ask for
+them are sampled by it too, and so are rows under a grammar, a second time after a decode program: it is launched behind
+the step, for a grammar when the masks are there. A mask needs the row's last
 token, which the host has only once the step before has ended; this way the forward pass is long under way by then, and
 the masks are made beside it.
 """
@@ -45,9 +46,9 @@ Scores = tuple[Array, Array, Array]  # logprob [N], best ids [N, 20], theirs [N,
 class StepOut:
     """token [K, R] int32, one row for each step of the launch (-1: logits not finite; SKIPPED).
 
-    `chosen` are the scores of the last step's tokens, zeros unless a row asked. In score programs `prompt` holds those
+    `chosen` are the tokens' scores, zeros until `choose` is asked for them. In score programs `prompt` holds those
     of every position's `target` and `hidden` [T, D] the states; else both are empty. `logits` float32 [R, V] of the
-    last step stay on the device, for `choose`: only decode programs leave tokens and scores.
+    last step stay on the device, for `choose`: only decode programs leave tokens.
     """
 
     token: Array
@@ -112,12 +113,12 @@ def _once(
     logits = head(hidden[packed.last] if score else hidden)
     state = replace(state, counts=_count(fields, state, packed, owner))
     rows = logits.shape[0]
-    token, chosen = jnp.full(rows, SKIPPED, jnp.int32), _no_scores(rows)
+    token = jnp.full(rows, SKIPPED, jnp.int32)
     if sampled:
-        choice = partial(_choice, state=state, platform=platform)
-        token, chosen = in_tiles(choice, platform, logits, row_part(fields), None)
+        choice = partial(sample, state=state, platform=platform)
+        token = in_tiles(choice, platform, logits, row_part(fields))
         state = _keep(state, token, fields["flags"] & flag.SAMPLE != 0, fields["slot"])
-    return caches, state, StepOut(token[None], chosen, prompt, every, logits)
+    return caches, state, StepOut(token[None], _no_scores(rows), prompt, every, logits)
 
 
 def _several(
@@ -132,19 +133,20 @@ def _several(
         return (index < fields["steps"]) & jnp.any(active)
 
     def one(carry: Any) -> Any:
-        index, active, tokens, _, _, caches, state = carry
+        index, active, tokens, _, caches, state = carry
         caches, state, out = once(caches, state, _advanced(fields, index, active))
         token = out.token[0]
         tokens = tokens.at[index].set(jnp.where(active, token, SKIPPED))
         stopped = heeds & (token[:, None] == fields["stops"]).any(1)
         active &= ~stopped & (token >= 0) & (index + 1 < fields["left"])
-        return index + 1, active, tokens, out.chosen, out.logits, caches, state
+        return index + 1, active, tokens, out.logits, caches, state
 
     tokens = jnp.full((most, rows), SKIPPED, jnp.int32)
-    none = (_no_scores(rows), jnp.zeros((rows, state.counts.shape[1]), jnp.float32))
-    start = (jnp.int32(0), fields["q_len"] > 0, tokens, *none, caches, state)
-    _, _, tokens, chosen, logits, caches, state = lax.while_loop(unfinished, one, start)
-    return caches, state, StepOut(tokens, chosen, _no_scores(0), jnp.zeros((0, 0)), logits)
+    logits = jnp.zeros((rows, state.counts.shape[1]), jnp.float32)
+    start = (jnp.int32(0), fields["q_len"] > 0, tokens, logits, caches, state)
+    _, _, tokens, logits, caches, state = lax.while_loop(unfinished, one, start)
+    none = _no_scores(rows), _no_scores(0)
+    return caches, state, StepOut(tokens, *none, jnp.zeros((0, 0)), logits)
 
 
 def choose(
