@@ -1,7 +1,8 @@
 """`onechip compile`: every program of an engine, compiled for a chip that need not be here, and what that tells.
 
 1. The design (bucket table, memory plan, shapes) is made for the target's memory, as serving there would make it.
-2. Every program is traced, lowered and compiled, smallest first, a few at a time; each leaves a `ProgramRecord`.
+2. Every program is traced, lowered and compiled, what is needed first before the others, a few at a time; each leaves a
+   `ProgramRecord`.
 3. The plan is checked against the compiled programs' own memory analysis: does it fit, and how many tokens would.
 4. `--out` saves the record, and for each program its executable, which `serve --programs` loads.
 
@@ -10,9 +11,10 @@ Owns the record and its wording; the numbers come from `engine`, `model.account`
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,14 +144,22 @@ class _Compiled:
     seconds: tuple[float, float, float]
 
 
+def _compilers(target: Target) -> int:
+    """Programs compiled side by side. libtpu keeps two cores busy with one: two of them there would only take turns."""
+    cores = os.cpu_count() or 1
+    return min(COMPILERS, max(1, cores // 2)) if target.platform == "tpu" else COMPILERS
+
+
 def _compile_all(
     wanted: Design, target: Target, progress: Callable[[int, int, str], None] | None
 ) -> dict[Program, _Compiled]:
     programs = needed(wanted.table)
-    with ThreadPoolExecutor(COMPILERS) as pool:
-        coming = [(p, pool.submit(_compile_one, wanted.shapes, p, target)) for p in programs]
+    with ThreadPoolExecutor(1) as lowering, ThreadPoolExecutor(_compilers(target)) as compiling:
+        # Python traces one program while the compilers, which do not need it, work on others.
+        lowered = [lowering.submit(_lower, wanted.shapes, p, target) for p in programs]
+        coming = [compiling.submit(_compile, future, target) for future in lowered]
         compiled: dict[Program, _Compiled] = {}
-        for number, (program, future) in enumerate(coming):
+        for number, (program, future) in enumerate(zip(programs, coming, strict=True)):
             if progress is not None:
                 progress(number, len(programs), name_of(program))
             compiled[program] = future.result()
@@ -158,17 +168,21 @@ def _compile_all(
     return compiled
 
 
-def _compile_one(shapes: Shapes, program: Program, target: Target) -> _Compiled:
-    clock = [time.monotonic()]
+def _lower(shapes: Shapes, program: Program, target: Target) -> tuple[Any, Any, float, float]:
+    """(jaxpr, what to compile, seconds of tracing, of lowering)."""
+    start = time.monotonic()
     with target.lowering():
         traced = trace(shapes, program, target.sharding)
-        clock.append(time.monotonic())
+        middle = time.monotonic()
         lowered = traced.lower()
-    clock.append(time.monotonic())
+    return traced.jaxpr, lowered, middle - start, time.monotonic() - middle
+
+
+def _compile(coming: Future[tuple[Any, Any, float, float]], target: Target) -> _Compiled:
+    jaxpr, lowered, trace_s, lower_s = coming.result()
+    start = time.monotonic()
     executable = lowered.compile(compiler_options=dict(target.options or {}))
-    clock.append(time.monotonic())
-    seconds = (clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2])
-    return _Compiled(traced.jaxpr, executable, seconds)
+    return _Compiled(jaxpr, executable, (trace_s, lower_s, time.monotonic() - start))
 
 
 @dataclass(frozen=True)
@@ -275,7 +289,7 @@ def _record(
         context=measure.context,
         programs=programs,
         wall_s=wall,
-        compilers=COMPILERS,
+        compilers=_compilers(measure.target),
         weight_bytes=plan.weight_bytes,
         kv_bytes=plan.kv_bytes,
         state_bytes=plan.state_bytes,
@@ -316,7 +330,7 @@ def show(record: Record, console: Console | None = None) -> None:
             more = f" and {len(program.moves) - 1} more" if len(program.moves) > 1 else ""
             console.print(f"{program.name} rewrites a large array{more}: {first}", markup=False)
     console.print(
-        f"{len(record.programs)} programs in {record.wall_s:.0f} s on {record.compilers} threads"
+        f"{len(record.programs)} programs in {record.wall_s:.0f} s by {record.compilers} at a time"
     )
     console.print(_memory_table(record))
 
