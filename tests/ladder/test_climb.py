@@ -166,9 +166,16 @@ def test_settings_go_to_the_arms_that_have_them(tmp_path: Path, capsys: pytest.C
     assert cli.run(["ladder", "run", arms[0], arms[0], *questions(tmp_path), "--resume"]) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# As a script starts `command &`: Ctrl-C is not for it.
+BACKGROUND = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+
+
+@pytest.mark.parametrize(
+    ("number", "shell"),
+    [(signal.SIGTERM, ()), (signal.SIGINT, ()), (signal.SIGTERM, BACKGROUND)],
+)
 def test_an_interrupted_ladder_stops_its_server_and_closes_its_record(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, shell: tuple[str, ...]
 ):
     port, child = free_port(), tmp_path / "child"
     first = arm(tmp_path, "a", "--slow", "0.1", "--stubborn", "--child", str(child))
@@ -182,7 +189,7 @@ def test_an_interrupted_ladder_stops_its_server_and_closes_its_record(
         f"a.port={port}",
     ]
     client = subprocess.Popen(
-        [sys.executable, "-m", "onechip.cli", *words], stderr=subprocess.DEVNULL
+        [*shell, sys.executable, "-m", "onechip.cli", *words], stderr=subprocess.DEVNULL
     )
     partial = journal.records.journal_path(tmp_path / "out" / "a.json")
     deadline = time.monotonic() + 30
