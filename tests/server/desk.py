@@ -88,6 +88,7 @@ def desk(browser: Browser) -> Iterator[Any]:
         return desk.open()
 
     yield at
+    # Checked before they are closed: what a page asks once its server has gone is no fault of its own.
     for each in opened:
-        each.page.context.close()
         each.check()
+        each.page.context.close()
