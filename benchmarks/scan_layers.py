@@ -191,11 +191,7 @@ def main() -> None:
     for step in args.steps:
         bucket = Bucket(*map(int, step.split("x")))
         params, caches, state, vector = abstract_arguments(shapes, bucket)
-        unrolled = partial(
-            hidden_states, config=config, layout=shapes.layout(bucket),
-            page_size=shapes.page_size, attention=shapes.attention, platform=shapes.platform,
-            every_position=False,
-        )  # fmt: skip
+        unrolled = partial(hidden_states, **shapes.statics(bucket), every_position=False)
         results.append(
             measured(f"{step} unrolled", unrolled, (params, caches, state, vector), 1, target)
         )

@@ -198,6 +198,7 @@ class _Measure:
         memory = compiled.executable.memory_analysis()
         text = compiled.executable.as_text()
         flops = hlo.matmul_flops(compiled.jaxpr)
+        layers, full = self.layer_flops(program)
         least = self.least_bytes(program)
         trace_s, lower_s, compile_s = compiled.seconds
         return ProgramRecord(
@@ -212,8 +213,8 @@ class _Measure:
             alias_bytes=memory.alias_size_in_bytes,
             code_bytes=memory.generated_code_size_in_bytes,
             matmul_flops=flops,
-            layer_flops=self.layer_flops(program, False),
-            full_layer_flops=self.layer_flops(program, True),
+            layer_flops=layers,
+            full_layer_flops=full,
             compiler_flops=int((compiled.executable.cost_analysis() or {}).get("flops", 0)),
             least_bytes=least,
             least_s=self.least_seconds(least, flops),
@@ -221,13 +222,18 @@ class _Measure:
             moves=tuple(self.moves(text)),
         )
 
-    def layer_flops(self, program: Program, every_position: bool) -> int:
+    def layer_flops(self, program: Program) -> tuple[int, int]:
+        """(of the layers as they run, were each run for every token): only prompts that are not scored leave early."""
         if not isinstance(program, Bucket):
-            return 0
-        with self.target.lowering():
-            return hlo.matmul_flops(
-                trace_layers(self.design.shapes, program, every_position or program.score).jaxpr
-            )
+            return 0, 0
+
+        def count(every_position: bool) -> int:
+            with self.target.lowering():
+                traced = trace_layers(self.design.shapes, program, every_position)
+            return hlo.matmul_flops(traced.jaxpr)
+
+        full = count(every_position=True)
+        return (full if program.decode or program.score else count(every_position=False)), full
 
     def least_bytes(self, program: Program) -> int:
         """Streamed weights once, one table row a token, and the keys that each row sees."""

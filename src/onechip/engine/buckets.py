@@ -112,9 +112,9 @@ def bucket_table(max_seqs: int, chunk_size: int | None, platform: str) -> Bucket
     decode = [Bucket(r, r) for r in rows]
     # A prompt alone should not pay for the logits of max_seqs rows. On an accelerator it is the weights that cost, and
     # a chunk hides behind them what it computes; a CPU computes what it is given.
-    lone = [64] if cpu else [chunk]
+    lone = 64 if cpu else chunk
     full = [128, chunk] if cpu else [chunk]
-    mixed = [Bucket(_above(min(t, chunk), few), few) for t in lone if few < most]
+    mixed = [Bucket(_above(min(lone, chunk), few), few)] if few < most else []
     mixed += [Bucket(_above(min(t, chunk), most), most) for t in full]
     scored = chunk if cpu else min(chunk, ACCELERATOR_SCORED)
     score = [Bucket(_above(scored, few), few, score=True)]

@@ -72,6 +72,13 @@ class Shapes:
     def layout(self, bucket: Bucket) -> BatchLayout:
         return BatchLayout(bucket, self.full_columns, self.sliding_columns)
 
+    def statics(self, bucket: Bucket) -> dict[str, Any]:
+        """The keywords of `step.step` and `step.hidden_states` that follow from the shapes."""
+        return {
+            "config": self.config, "layout": self.layout(bucket), "page_size": self.page_size,
+            "attention": self.attention, "platform": self.platform,
+        }  # fmt: skip
+
     def caches(self, make: Callable[[tuple[int, ...], Any], Any]) -> tuple[KV, ...]:
         """K/V pools of every owning layer, each array made by `make(shape, dtype)`."""
         dtype = storage_dtype(self.kv_dtype, self.platform)
@@ -139,16 +146,7 @@ def function_of(shapes: Shapes, program: Program) -> tuple[Callable[..., Any], t
     if program == "logits":
         return partial(logits_block, config=shapes.config, platform=shapes.platform), ()
     assert isinstance(program, Bucket)
-    function = partial(
-        step,
-        config=shapes.config,
-        layout=shapes.layout(program),
-        page_size=shapes.page_size,
-        attention=shapes.attention,
-        platform=shapes.platform,
-        most_steps=shapes.steps,
-    )
-    return function, (1, 2)
+    return partial(step, **shapes.statics(program), most_steps=shapes.steps), (1, 2)
 
 
 def trace(shapes: Shapes, program: Program, sharding: Any) -> Any:
@@ -165,10 +163,7 @@ def trace(shapes: Shapes, program: Program, sharding: Any) -> Any:
 
 def trace_layers(shapes: Shapes, bucket: Bucket, every_position: bool) -> Any:
     """The layers of a bucket's step alone, traced to be counted: as they run, or each of them for every token."""
-    function = partial(
-        hidden_states, config=shapes.config, layout=shapes.layout(bucket), page_size=shapes.page_size,
-        attention=shapes.attention, platform=shapes.platform, every_position=every_position,
-    )  # fmt: skip
+    function = partial(hidden_states, **shapes.statics(bucket), every_position=every_position)
     return jax.jit(function).trace(*abstract_arguments(shapes, bucket))
 
 

@@ -92,12 +92,14 @@ class DeviceRunner:
         self.caches, self.state, out = self.programs[bucket](
             self.params, self.caches, self.state, vector
         )
-        pending = Pending(plan, out, bucket, self.shapes.layout(bucket).row_fields(vector))
+        block = self.shapes.layout(bucket).row_fields(vector)
+        pending = Pending(plan, out, bucket, block)
         chosen = [not bucket.decode or _scored(row) for row in plan.rows]
         if not any(chosen):
             return pending
-        assert pending.block is not None
-        block = pending.block.copy()
+        block = (
+            block.copy()
+        )  # `constrain` writes into the pending one, and the device may still be reading
         block[ROW_FLAGS, : len(chosen)] *= chosen
         return self._choose(pending, block, self._free(bucket))
 

@@ -90,19 +90,14 @@ def log_probabilities(logits: Array, token: Array, wanted: Array) -> tuple[Array
         # Without the barrier XLA looks for the 20 best alone, by a program that takes a TPU's compiler 10 s more.
         best, ids = lax.optimization_barrier(_best(logits))
         best, ids = best[:, :MAX_LOGPROBS], ids[:, :MAX_LOGPROBS]
-        return log_probability(logits, token), _widen(ids), _widen(best - total)
+        chosen = jnp.take_along_axis(logits, jnp.maximum(token, 0)[:, None], axis=-1)
+        return (chosen - total)[:, 0], _widen(ids), _widen(best - total)
 
     def nothing() -> tuple[Array, Array, Array]:
         shape = (rows, MAX_LOGPROBS)
         return jnp.zeros(rows), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
 
     return lax.cond(wanted, compute, nothing)
-
-
-def log_probability(logits: Array, token: Array) -> Array:
-    """float32 [R]: what each row's token was worth in the model's own distribution."""
-    chosen = jnp.take_along_axis(logits, jnp.maximum(token, 0)[:, None], axis=-1)
-    return (chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))[:, 0]
 
 
 def _argmax(logits: Array) -> Array:

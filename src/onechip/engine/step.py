@@ -10,9 +10,8 @@ one of the launch's stop ids, or has made what it may, writes nothing more; when
 The programs with prompts in them end with the logits, and `choose`, a small program of its own, samples them: one for
 each number of rows, not a sampler to compile in every program. It alone knows log probabilities, so rows that ask for
 them are sampled by it too, and so are rows under a grammar, a second time after a decode program: it is launched behind
-the step, for a grammar when the masks are there. A mask needs the row's last
-token, which the host has only once the step before has ended; this way the forward pass is long under way by then, and
-the masks are made beside it.
+the step, for a grammar when the masks are there. A mask needs the row's last token, which the host has only once the
+step before has ended; this way the forward pass is long under way by then, and the masks are made beside it.
 """
 
 from collections.abc import Callable, Mapping
@@ -180,7 +179,7 @@ def choose(
 
 
 def _choice(
-    logits: Array, rows: Fields, masks: Array | None, *, state: SlotState, platform: str
+    logits: Array, rows: Fields, masks: Array, *, state: SlotState, platform: str
 ) -> tuple[Array, Scores]:
     """Each row's token, and the scores of them if a row asks."""
     token = sample(logits, rows, state, masks, platform)
