@@ -1,19 +1,23 @@
 """What a program costs, read from its jaxpr and from the optimised HLO of its executable. Text and counts only.
 
-`matmul_flops` counts what was traced, before a compiler hides it in kernels; loops count one trip. `large_moves` finds
-the copies that a paged engine must not make. `launches` counts what a GPU would launch one by one.
+`matmul_flops` counts what was traced, before a compiler hides it in kernels. `large_moves` finds the copies that a
+paged engine must not make. `launches` counts what a GPU would launch one by one.
 """
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f32": 4, "s32": 4}
 _RESULT = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = \(?(\w+)\[([\d,]*)\].*? ([\w-]+)\(")
 _MOVES = {"copy", "copy-start", "convert", "transpose", "concatenate"}
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .* \{$")
-_BODY = re.compile(r"\bbody=%?([\w.-]+)")
+_BODY = re.compile(r"\bcondition=%?([\w.-]+), body=%?([\w.-]+)")
+_TRIPS = re.compile(r'"known_trip_count":{"n":"(\d+)"}')
+_CONSTANT = re.compile(r"%?([\w.-]+) = s32\[\]\S* constant\((\d+)\)")
+_BOUND = re.compile(r"ROOT .* compare\(.*?%?([\w.-]+)\), direction=LT")
 # Instructions that move nothing and launch nothing.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
@@ -22,7 +26,9 @@ _FREE = {
 
 
 def matmul_flops(jaxpr: Any) -> int:
-    """Floating-point operations of every matmul in a (closed) jaxpr, two a multiply-add; a loop's body once."""
+    """Floating-point operations of every matmul in a (closed) jaxpr, two a multiply-add; a scan's body as often as
+    it runs, that of a loop without a count once; a kernel's as it says itself (attention's depend on the rows: none).
+    """
     total = 0
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         name = eqn.primitive.name
@@ -32,9 +38,14 @@ def matmul_flops(jaxpr: Any) -> int:
             total += 2 * eqn.outvars[0].aval.size * math.prod(left[d] for d in contracted)
         elif name in ("ragged_dot", "ragged_dot_general"):
             total += 2 * eqn.outvars[0].aval.size * eqn.invars[0].aval.shape[-1]
+        elif name == "scan":
+            total += eqn.params["length"] * matmul_flops(eqn.params["jaxpr"])
         elif name == "cond":
             total += max(matmul_flops(branch) for branch in eqn.params["branches"])
-        elif name != "pallas_call":
+        elif name == "pallas_call":
+            cost = eqn.params["cost_estimate"]
+            total += 0 if cost is None else cost.flops
+        else:
             total += sum(matmul_flops(inner) for inner in _inner(eqn.params))
     return total
 
@@ -66,24 +77,49 @@ def _dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def launches(text: str) -> int:
-    """Instructions that a step runs one by one: those of the entry computation and, once each, of loop bodies."""
-    counts: dict[str, int] = {}
-    bodies: dict[str, set[str]] = {}
-    entry = here = ""
+    """Instructions that a step runs one by one: those of the entry computation, and those of loop bodies as often as
+    they run, once where that is not known.
+    """
+    found: dict[str, _Computation] = {}
+    entry, here = "", None
     for line in text.splitlines():
         head = _COMPUTATION.match(line)
         if head is not None:
-            here = head[2]
-            entry = here if head[1] else entry
-            counts[here], bodies[here] = 0, set()
-        elif " = " in line and here:
-            counts[here] += _opcode(line) not in _FREE
-            bodies[here].update(_BODY.findall(line))
-    return _with_bodies(entry, counts, bodies) if entry else 0
+            entry = head[2] if head[1] else entry
+            here = found[head[2]] = _Computation()
+        elif " = " in line and here is not None:
+            here.read(line)
+    return _count(entry, found) if entry else 0
 
 
-def _with_bodies(name: str, counts: dict[str, int], bodies: dict[str, set[str]]) -> int:
-    return counts[name] + sum(_with_bodies(body, counts, bodies) for body in bodies[name])
+@dataclass
+class _Computation:
+    """Its own launches, its loops (condition, body, trips if told), and where it is a condition its index's bound."""
+
+    launches: int = 0
+    loops: list[tuple[str, str, int | None]] = field(
+        default_factory=list[tuple[str, str, int | None]]
+    )
+    constants: dict[str, int] = field(default_factory=dict[str, int])
+    bound: int | None = None
+
+    def read(self, line: str) -> None:
+        self.launches += _opcode(line) not in _FREE
+        told = _TRIPS.search(line)
+        for condition, body in _BODY.findall(line):
+            self.loops.append((condition, body, int(told[1]) if told else None))
+        constant, bound = _CONSTANT.search(line), _BOUND.search(line)
+        if constant is not None:
+            self.constants[constant[1]] = int(constant[2])
+        elif bound is not None:
+            self.bound = self.constants.get(bound[1])
+
+
+def _count(name: str, found: Mapping[str, _Computation]) -> int:
+    total = found[name].launches
+    for condition, body, told in found[name].loops:
+        total += (told or found[condition].bound or 1) * _count(body, found)
+    return total
 
 
 def _opcode(line: str) -> str:

@@ -1,29 +1,37 @@
 """Grouped matmul: each row of x meets the weights of its own group (an expert). Nothing is dropped, nothing padded.
 
-Rows arrive sorted by group. `implementation="ragged"` is `jax.lax.ragged_dot`, which a TPU runs as a grouped kernel; on
-a CPU XLA expands it to one dense matmul over every group, so there "loop" walks the tiles of the groups that have rows,
-reading only those experts' weights. On a GPU XLA expands it too (a 512-token chunk of 26B-A4B takes 4 GB of temporaries
-on an H200, says `onechip compile`): correct, and far from fast; it wants a kernel. Knows arrays only.
+Rows arrive sorted by group. `implementation="ragged"` is `jax.lax.ragged_dot`, which a TPU runs as a grouped kernel.
+XLA expands it elsewhere, on a CPU to one dense matmul over every group, on a GPU to every row beside every group's
+weights (4 GB of temporaries for a 512-token chunk of 26B-A4B). So on a CPU "loop" walks the tiles of the groups that
+have rows, reading only those experts' weights, and on a GPU "pallas_triton" is a kernel that does. Knows arrays only.
 """
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from onechip.errors import ConfigError
+from onechip.kernels import grouped_matmul_triton
 
-IMPLEMENTATIONS = ("ragged", "loop")
+IMPLEMENTATIONS = ("ragged", "loop", "pallas_triton")
 
 
-def best_for(platform: str) -> str:
-    """The implementation to use in programs for "cpu", "gpu" or "tpu"."""
+def choose(platform: str, capability: float | None = None) -> str:
+    """The implementation for programs of "cpu", "gpu" or "tpu"; a GPU's compute capability tells what it has."""
+    if platform == "gpu" and (capability is None or capability >= 8.0):
+        return "pallas_triton"
     return "loop" if platform == "cpu" else "ragged"
 
 
 _TILE_ROWS = 16  # rows of one expert a tile; at decode most experts have one or two
 
 
-def grouped_matmul(x: Array, weights: Array, sizes: Array, *, implementation: str) -> Array:
-    """x [M, D] sorted by group, weights [E, F, D], sizes [E] int32 summing to M -> float32 [M, F]."""
+def grouped_matmul(
+    x: Array, weights: Array, sizes: Array, *, implementation: str, interpret: bool = False
+) -> Array:
+    """x [M, D] sorted by group, weights [E, F, D], sizes [E] int32 summing to M -> float32 [M, F].
+
+    `interpret` runs a kernel's program on any machine. Raises ConfigError for an implementation that does not exist.
+    """
     if implementation == "ragged":
         return lax.ragged_dot(
             x, weights.swapaxes(1, 2), sizes,
@@ -31,6 +39,8 @@ def grouped_matmul(x: Array, weights: Array, sizes: Array, *, implementation: st
         )  # fmt: skip
     if implementation == "loop":
         return _loop(x, weights, sizes)
+    if implementation == "pallas_triton":
+        return grouped_matmul_triton.grouped_matmul(x, weights, sizes, interpret=interpret)
     raise ConfigError(
         f"grouped matmul {implementation!r} does not exist; use one of {IMPLEMENTATIONS}"
     )

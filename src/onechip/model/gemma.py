@@ -35,7 +35,7 @@ from onechip.kernels.attention import (
     plan,
     write,
 )
-from onechip.kernels.grouped_matmul import best_for
+from onechip.kernels.grouped_matmul import choose
 from onechip.model.moe import mixture
 from onechip.model.ops import Ops, ops_for
 from onechip.model.rope import angles, rotate
@@ -233,7 +233,7 @@ def _finish_layer(
     dense = _feed_forward(ops, p, ops.norm(h, p["ffn_norm"]))
     if config.moe is not None:
         dense = ops.norm(dense, p["post_dense_norm"])
-        experts = mixture(p, config, h, ops.norm(h, p["experts_norm"]), best_for(ops.platform))
+        experts = mixture(p, config, h, ops.norm(h, p["experts_norm"]), choose(ops.platform))
         dense = dense + ops.norm(experts, p["post_experts_norm"])
     h = h + ops.norm(dense, p["post_ffn_norm"])
     if ple is not None:
