@@ -195,7 +195,9 @@ def _per_layer_inputs(
         return None
     shape = (token.shape[0], stop - start, width)
     columns = slice(start * width, stop * width)
-    looked_up = _scaled(ops, params["ple_table"][token, columns], math.sqrt(width)).reshape(shape)
+    # Whole rows: XLA has no gather of some columns for a TPU, and makes a loop over the tokens of it.
+    looked_up = lax.optimization_barrier(params["ple_table"][token])[:, columns]
+    looked_up = _scaled(ops, looked_up, math.sqrt(width)).reshape(shape)
     projected = ops.linear(embedded, params["ple_proj"][columns]) * config.hidden_size**-0.5
     normed = ops.norm(projected.reshape(shape), params["ple_norm"])
     return (normed + looked_up) * 2.0**-0.5
