@@ -237,15 +237,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     parser.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
+    parser.add_argument("--scan-layers", choices=["auto", "on", "off"], default="auto")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--without-peer", action="store_true")
     given = parser.parse_args()
     longest = max(*given.contexts, *given.prompts) + TOKENS + 8 * WARM + 8
     started = time.perf_counter()
-    engine = build_engine(
-        str(given.config),
-        EngineConfig(max_seqs=max(given.rows), max_model_len=longest, random_weights=True),
+    wanted = EngineConfig(
+        max_seqs=max(given.rows),
+        max_model_len=longest,
+        random_weights=True,
+        scan_layers=given.scan_layers,
     )
+    engine = build_engine(str(given.config), wanted)
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
     runner.programs.wait(runner.programs.wanted)
@@ -269,6 +273,7 @@ def main() -> None:
             "schema_version": 1, "date": time.strftime("%Y-%m-%d"), "device": kind,
             "versions": {"onechip": __version__, "jax": jax.__version__, "python": platform.python_version()},
             "model": given.config.name, "dtype": engine.info.dtype, "attention": runner.shapes.attention,
+            "scan_layers": runner.shapes.config.scan_layers,
             "start_s": start_s, "command": sys.argv, "cells": [asdict(cell) for cell in cells],
         }  # fmt: skip
         given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from onechip.engine.sequence import Plan
 from onechip.engine.validate import prepare
 from onechip.errors import ConfigError, InvalidRequest, OnechipError
 from onechip.llm import Completion
+from onechip.model import stack
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 FAMILIES = (
@@ -116,6 +117,59 @@ def test_greedy_tokens_are_the_references(
         answers = [llm.generate([p], [s])[0] for p, s in zip(prompts, params, strict=True)]
     assert [answer.token_ids for answer in answers] == greedy
     llm.engine.check_idle()
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3-mini",
+        "gemma4-e2b-mini",
+        "gemma4-31b-mini",
+        pytest.param("gemma4-e4b-mini", marks=pytest.mark.slow),  # a minute of compiling
+    ],
+)
+def test_layers_run_in_loops_are_the_references_too(family: str):
+    arrays = np.load(GOLDEN / family / "golden.npz")
+    shape = {"dtype": "float32", "chunk_size": 7, "max_seqs": 4, "max_model_len": 256}
+    llm = LLM(str(GOLDEN / family), scan_layers="on", **shape)
+    device(llm).table = BucketTable((Bucket(16, 4), Bucket(16, 4, score=True)), 7)
+    stores = stack.stores(device(llm).shapes.config)
+    assert len(device(llm).caches) == len(stores) == 2
+    assert max(len(store.owners) for store in stores) > 1
+    prompts = [ids(arrays[name + "prompt"]) for name in PROMPTS]
+    greedy = [ids(arrays[name + "greedy"]) for name in PROMPTS]
+    answers = llm.generate(prompts, [replace(GREEDY, max_tokens=len(tokens)) for tokens in greedy])
+    assert [answer.token_ids for answer in answers] == greedy
+    scored = llm.score(prompts[0])
+    np.testing.assert_allclose(scored, arrays["logits"], rtol=0, atol=1e-3)
+    llm.engine.check_idle()
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+def test_loops_over_owners_and_sharers_change_no_token(dtype: Any, tmp_path: Path):
+    """Both halves of the stack repeat, each with a layer of full attention: as in the published E2B and E4B."""
+    kinds = ["sliding_attention", "full_attention"] * 4
+    folder = write_tiny(tmp_path, num_hidden_layers=8, layer_types=kinds, num_kv_shared_layers=4)
+    prompts = [list(range(5, 5 + length)) for length in (3, 21, 40)]
+    answers: list[Any] = []
+    for scan in ("off", "on"):
+        llm = LLM(
+            folder, dtype=dtype, chunk_size=16, max_seqs=4, max_model_len=64, random_weights=True,
+            scan_layers=scan,
+        )  # fmt: skip
+        config = device(llm).shapes.config
+        looped = [(run.start, run.size, run.turns) for run in stack.runs(config) if run.turns > 1]
+        assert looped == ([(0, 2, 2), (4, 2, 2)] if scan == "on" else [])
+        device(llm).table = BucketTable((Bucket(4, 4), Bucket(16, 4)), 16)
+        answers.append([answer.token_ids for answer in llm.generate(prompts, GREEDY)])
+    assert answers[0] == answers[1]
+
+
+def test_experts_are_not_run_in_loops():
+    with pytest.raises(
+        ConfigError, match="scan_layers is on, but a kernel that reads some experts"
+    ):
+        LLM(str(GOLDEN / "gemma4-26b-a4b-mini"), scan_layers="on")
 
 
 # Invariance.

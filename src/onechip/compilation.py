@@ -52,7 +52,7 @@ CONTEXT = 1024  # keys a row sees in `least_bytes`, unless told otherwise
 class ProgramRecord:
     """One program. Times in seconds, sizes in bytes.
 
-    `matmul_flops` are counted in the traced program, a loop's body once; `compiler_flops` are the compiler's own (it
+    `matmul_flops` are counted in the traced program (`engine.hlo`); `compiler_flops` are the compiler's own (it
     does not see into kernels). `layer_flops` are the part of the layers, `full_layer_flops` what it would be were every
     layer run for every token: a prompt leaves early (`model.gemma`). `least_bytes` is what a launch must read whatever
     the implementation: streamed weights, table rows and visible K/V, `least_s` the time that takes at the chip's
@@ -255,14 +255,16 @@ class _Measure:
     def moves(self, text: str) -> list[str]:
         """Rewrites as large as the smaller of a full-attention pool and the embedding table, or of a pool's shape."""
         shapes = self.design.shapes
-        pools = {
-            layer.kind: (layer.kv_heads, shapes.pages[layer.kind], shapes.page_size, layer.head_dim)
-            for layer in self.spec.owners
-        }
         item = account.ITEM_BYTES[self.design.dtype]
         table = self.spec.vocab_size * self.spec.hidden_size * item
-        full = [math.prod(shape) * item for kind, shape in pools.items() if kind == "full"]
-        return hlo.large_moves(text, min([table, *full]), tuple(pools.values()))
+        smallest, pools = table, set[tuple[int, ...]]()
+        for layer in self.spec.owners:
+            one = (layer.kv_heads, shapes.pages[layer.kind], shapes.page_size, layer.head_dim)
+            if layer.kind == "full":
+                smallest = min(smallest, math.prod(one) * item)
+            pools.add(one)
+        pools.update(kv.k.shape for kv in shapes.caches(jax.ShapeDtypeStruct))
+        return hlo.large_moves(text, smallest, tuple(pools))
 
 
 def _record(
@@ -291,6 +293,8 @@ def _record(
             "page_size": wanted.shapes.page_size,
             "chunk_size": wanted.table.chunk,
             "decode_steps": wanted.shapes.steps,
+            "scan_layers": wanted.shapes.config.scan_layers,
+            "experts": wanted.shapes.experts if measure.spec.moe is not None else None,
         },
         context=measure.context,
         programs=programs,

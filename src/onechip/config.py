@@ -64,6 +64,7 @@ class ModelConfig:
 
     `query_scale` multiplies the scores (1.0 in Gemma 4), `norm_offset` is added to every norm weight (1.0 in Gemma 3,
     whose reference multiplies by 1 + w). `ple_dim` is the per-layer input width, 0 where the model has none.
+    `scan_layers` alone is the engine's choice, not the checkpoint's: how layers lie and run (`model.stack`).
     """
 
     family: Literal["gemma3", "gemma4"]
@@ -84,6 +85,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
     pad_id: int
     stored_dtype: DTypeName
+    scan_layers: bool = False
 
     @property
     def owners(self) -> tuple[LayerSpec, ...]:
@@ -105,12 +107,13 @@ class ModelConfig:
 class EngineConfig:
     """How the engine runs: the flags of `serve` and keywords of `LLM` that shape memory and speed.
 
-    None means "decided at start from the device and the model", and the choice is logged. `chunk_size` is the most
-    prefill tokens a step, `decode_steps` the most decode steps a launch (while nobody waits); `compile_cache` a
-    directory or "off"; `precompile` compiles every program before the engine is ready (a server must never compile
-    later; `LLM` compiles on first use unless told otherwise);
-    `programs` is a folder of compiled ones to load instead, as `onechip compile --out` writes it.
-    `profile` is a folder for a trace of the first `profile_steps` launches after the engine is ready.
+    None and "auto" mean "decided at start from the device and the model", and the choice is logged. `scan_layers` says
+    whether layers that repeat run in loops (`model.stack`). `chunk_size` is the most prefill tokens a step,
+    `decode_steps` the most decode steps a launch (while nobody waits); `compile_cache` a directory or "off";
+    `precompile` compiles every program before the engine is ready (a server must never compile later; `LLM` compiles
+    on first use unless told otherwise); `programs` is a folder of compiled ones to load instead, as
+    `onechip compile --out` writes it. `profile` is a folder for a trace of the first `profile_steps` launches after the
+    engine is ready.
     """
 
     max_seqs: int = 16
@@ -124,6 +127,7 @@ class EngineConfig:
     random_weights: bool = False
     seed: int = 0
     attention: str = "auto"
+    scan_layers: Literal["auto", "on", "off"] = "auto"
     decode_steps: int | None = None
     compile_cache: str | None = None
     precompile: bool = True

@@ -48,6 +48,9 @@ FLAGS = {
     "attention": Flag(
         "Attention implementation: auto, plain, pallas_tpu or pallas_triton; a name is obeyed or refused."
     ),
+    "scan_layers": Flag(
+        "Run layers that repeat in loops: less to compile. auto is on for TPUs, where a loop copies no weights."
+    ),
     "decode_steps": Flag(
         "Most decode steps of one launch, taken while nobody waits.", min=1, default="by device"
     ),

@@ -189,21 +189,27 @@ def oracle(case: Case, given: Problem) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def run(case: Case, given: Problem, dtype: str, storage: str, implementation: str) -> np.ndarray:
-    kv = KV(*(stored(pool, dtype, storage) for pool in given.pools), dtype)
-    return np.asarray(
-        compute(given.q, kv, given.rows, case.page, case.window, case.scale, implementation)
-    )
+    """The op on a pool that it shares with another layer, whose pages lie before its own and hold NaN."""
+    shared = [behind_other_pages(pool, np.nan) for pool in given.pools]
+    kv, offset = KV(*(stored(pool, dtype, storage) for pool in shared), dtype), jnp.int32(BEFORE)
+    static = (case.page, case.window, case.scale, implementation)
+    return np.asarray(compute(given.q, kv, given.rows, offset, *static))
+
+
+def behind_other_pages(pool: np.ndarray, value: float) -> np.ndarray:
+    return np.concatenate([np.full_like(pool[:, :BEFORE], value), pool], axis=1)
 
 
 # Interpreted kernels are large programs, and every one runs once: optimising them would cost more than it saves.
 _CHEAPLY = {"xla_backend_optimization_level": 0}
 
 
-@partial(jax.jit, static_argnums=(3, 4, 5, 6), compiler_options=_CHEAPLY)
+@partial(jax.jit, static_argnums=(4, 5, 6, 7), compiler_options=_CHEAPLY)
 def compute(
     q: jax.Array,
     kv: KV,
     rows: Ragged,
+    offset: jax.Array,
     page: int,
     window: int | None,
     scale: float,
@@ -212,7 +218,8 @@ def compute(
     blocks = Blocks() if implementation == "plain" else SMALL
     work = plan(rows, q.shape[0], page, window, blocks=blocks)
     kernel = implementation != "plain"
-    return attend(q, kv, work, scale=scale, implementation=implementation, interpret=kernel)
+    told = {"implementation": implementation, "interpret": kernel}
+    return attend(q, kv, work, scale=scale, offset=offset, **told)
 
 
 def check(case: Case, dtype: str, storage: str, implementation: str, stale: float = HUGE) -> None:
@@ -223,6 +230,8 @@ def check(case: Case, dtype: str, storage: str, implementation: str, stale: floa
     for token, expected in oracle(case, given):
         np.testing.assert_allclose(found[token], expected, atol=tolerance, err_msg=f"token {token}")
 
+
+BEFORE = 2  # pages of another layer
 
 # Kernels in interpret mode compile for seconds a program: these cases share two, the others are slow.
 QUICK = (
@@ -401,12 +410,13 @@ def test_the_tpu_kernel_writes_its_slots_and_nothing_else(kv_heads: int):
     new = [rng.normal(size=(len(page), kv_heads, 16)).astype(np.float32) for _ in range(2)]
     kv = KV(jnp.asarray(pools[0]), jnp.asarray(pools[1]), "float32")
     where = (jnp.array(page), jnp.array(slot))
-    found = write_tpu.write(kv, *map(jnp.asarray, new), *where, interpret=True)
-    for pool, given, got in zip(pools, new, (found.k, found.v), strict=True):
-        expected = pool.copy()
-        expected[:, page, slot] = given.transpose(1, 0, 2)
-        expected[:, 0] = pool[:, 0]
-        np.testing.assert_array_equal(got, expected)
+    for offset in (0, 7):
+        found = write_tpu.write(kv, *map(jnp.asarray, new), *where, offset, interpret=True)
+        for pool, given, got in zip(pools, new, (found.k, found.v), strict=True):
+            expected = pool.copy()
+            expected[:, np.array(page) + offset, slot] = given.transpose(1, 0, 2)
+            expected[:, offset] = pool[:, offset]
+            np.testing.assert_array_equal(got, expected)
 
 
 def test_decode_reads_no_more_blocks_than_the_rows_need():

@@ -1,6 +1,7 @@
 """Weights reach the device as stored, or as drawn from the seed, without a second copy on the host."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.tiny_model import tiny_config
 
 from onechip.checkpoint.source import open_checkpoint
 from onechip.config import ModelConfig
-from onechip.model import load
+from onechip.model import load, stack
 from onechip.model.load import abstract_params, load_params, param_bytes, random_params
 from onechip.model.params import parameter_specs
 from onechip.model.spec import model_config
@@ -47,6 +48,25 @@ def test_every_parameter_is_the_files_tensors_joined(family: str):
         if "norm" in path and config.family == "gemma3":
             expected = expected + np.float32(1)
         np.testing.assert_array_equal(leaf(tree, path), expected, err_msg=path)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "26b" not in name])
+def test_stacked_weights_are_the_same_ones(family: str):
+    checkpoint = open_checkpoint(str(GOLDEN / family))
+    config = model_config(checkpoint.config)
+    alone = load_params(checkpoint, config, "float32", device())
+    config = replace(config, scan_layers=True)
+    tree = load_params(checkpoint, config, "float32", device())
+    assert len(tree["layers"]) < len(alone["layers"])
+    for entry, layers in zip(tree["layers"], stack.entries(config), strict=True):
+        for name, array in entry.items():
+            parts = array if len(layers) > 1 else [array]
+            for layer, part in zip(layers, parts, strict=True):
+                np.testing.assert_array_equal(part, alone["layers"][layer][name])
+    abstract = abstract_params(config, "float32")
+    assert jax.tree.structure(tree) == jax.tree.structure(abstract)
+    assert [x.shape for x in jax.tree.leaves(tree)] == [x.shape for x in jax.tree.leaves(abstract)]
+    assert sum(x.nbytes for x in jax.tree.leaves(tree)) == param_bytes(config, "float32")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

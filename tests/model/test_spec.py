@@ -127,6 +127,14 @@ def test_the_per_layer_spelling_wins_where_both_are_present():
     assert [layer.head_dim for layer in model_config(config).layers] == [16, 64, 16, 64]
 
 
+@pytest.mark.parametrize("row", [{"head_dim": 64}, {"num_key_value_heads": 2}])
+def test_layers_of_a_kind_that_differ_are_refused(row: dict[str, int]):
+    with pytest.raises(ConfigError, match="all full-attention layers must be alike"):
+        model_config(
+            tiny_config(per_layer_config={"1": {"head_dim": 32}, "3": {"head_dim": 32, **row}})
+        )
+
+
 def test_a_nested_config_is_the_flat_one():
     nested = {"model_type": "gemma4", "text_config": tiny_config(), "vision_config": {"x": 1}}
     assert model_config(nested) == model_config(tiny_config())

@@ -33,7 +33,7 @@ from onechip.engine.loop import Engine, run_until_idle
 from onechip.engine.memory import device_memory
 from onechip.engine.pace import Pace
 from onechip.engine.profile import Profile
-from onechip.engine.programs import Needs, Programs, needed, needed_first
+from onechip.engine.programs import Needs, Programs, Shapes, needed, needed_first
 from onechip.engine.progress import Reporter
 from onechip.engine.runner import DeviceRunner
 from onechip.engine.scheduler import Scheduler
@@ -78,7 +78,7 @@ def build_from(
         check_tensors(spec, shapes_of(checkpoint), checkpoint.source)
     log.info("%s", _summary(checkpoint, spec, wanted, device))
     programs = _begin(building, wanted)
-    params = _load(checkpoint, spec, config, wanted.dtype, device, report)
+    params = _load(checkpoint, wanted.shapes.config, config, wanted.dtype, device, report)
     loaded = building.since_start()
     log.info("weights loaded after %.1f s", loaded)
     wanted, programs = _enough(building, hardware, wanted, programs)
@@ -217,12 +217,18 @@ def _enable_compile_cache(config: EngineConfig) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def _ways(shapes: Shapes) -> str:
+    """What was chosen among implementations."""
+    experts = f"{shapes.experts} experts, " if shapes.config.moe is not None else ""
+    layers = "in loops" if shapes.config.scan_layers else "unrolled"
+    return f"{shapes.attention} attention, {experts}layers {layers}"
+
+
 def _summary(checkpoint: Checkpoint, spec: ModelConfig, wanted: Design, device: Any) -> str:
     plan = wanted.plan
     return (
         f"{checkpoint.source}: {spec.family}, {len(spec.layers)} layers, {wanted.dtype} weights "
         f"{plan.weight_bytes / 1e9:.2f} GB, {wanted.kv_dtype} K/V {plan.kv_bytes / 1e9:.2f} GB for "
         f"{plan.kv_tokens} tokens in pages of {wanted.shapes.page_size}, {plan.needs.total / 1e9:.2f} GB for programs, "
-        f"{wanted.shapes.attention} attention, context "
-        f"{wanted.max_model_len}, {device.device_kind} with {plan.memory / 1e9:.1f} GB"
+        f"{_ways(wanted.shapes)}, context {wanted.max_model_len}, {device.device_kind} with {plan.memory / 1e9:.1f} GB"
     )

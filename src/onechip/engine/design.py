@@ -4,7 +4,7 @@ Serving and `onechip compile` follow the same arithmetic, the one for the device
 be elsewhere. Owns what `auto` and None in an EngineConfig come to. Touches no device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onechip.cache.pages import peak_pages
 from onechip.config import DTypeName, EngineConfig, ModelConfig
@@ -12,7 +12,8 @@ from onechip.engine.buckets import BucketTable, bucket_table, page_size_for
 from onechip.engine.memory import MemoryPlan, estimated_needs, plan_memory
 from onechip.engine.programs import Needs, Shapes
 from onechip.errors import ConfigError
-from onechip.kernels import attention
+from onechip.kernels import attention, grouped_matmul
+from onechip.model import stack
 from onechip.model.load import param_bytes
 
 LAUNCH_STEPS = 8  # most decode steps of one launch on an accelerator
@@ -45,6 +46,7 @@ def design(
 
     Raises ConfigError for flags that do not fit the model, DoesNotFit with the numbers.
     """
+    spec = _laid_out(spec, config, hardware)
     length = config.max_model_len or min(spec.max_positions, DEFAULT_MODEL_LEN)
     if not 2 <= length <= spec.max_positions:
         raise ConfigError(
@@ -87,8 +89,20 @@ def design(
         pages={kind: pool.pages for kind, pool in plan.shapes.items()},
         platform=hardware.platform,
         steps=steps,
+        experts=grouped_matmul.choose(hardware.platform, hardware.capability),
     )
     return Design(dtype, kv_dtype, length, table, plan, shapes)
+
+
+def _laid_out(spec: ModelConfig, config: EngineConfig, hardware: Hardware) -> ModelConfig:
+    """With `scan_layers` decided. A CPU or GPU copies each turn's weights out of their stack before its matmuls."""
+    refusal = stack.why_not(spec)
+    if config.scan_layers == "on" and refusal is not None:
+        raise ConfigError(f"scan_layers is on, but {refusal}; use auto")
+    wanted = config.scan_layers == "on" or (
+        config.scan_layers == "auto" and hardware.platform == "tpu"
+    )
+    return replace(spec, scan_layers=wanted and refusal is None)
 
 
 def preferred_dtype(hardware: Hardware) -> DTypeName:

@@ -28,6 +28,7 @@ from onechip.engine.buckets import Bucket, BucketTable
 from onechip.engine.step import choose, hidden_states, logits_block, step
 from onechip.kernels.attention import KV, storage_dtype
 from onechip.kernels.bits import mask_bytes
+from onechip.model import stack
 from onechip.model.load import abstract_params
 from onechip.request import MAX_LOGPROBS, Request, SamplingParams
 
@@ -52,9 +53,10 @@ SERVING = ("admit",)  # what a server needs beside its buckets
 
 @dataclass(frozen=True)
 class Shapes:
-    """The static facts that every program is compiled for. `pages`: of each pool, page 0 included.
+    """The static facts that every program is compiled for. `pages`: of one layer of each kind, page 0 included.
 
-    `steps`: most decode steps of one launch. `platform`: "cpu", "tpu" or "gpu".
+    `steps`: most decode steps of one launch. `platform`: "cpu", "tpu" or "gpu". `attention`, `experts`: implementations
+    of `kernels.attention` and `kernels.grouped_matmul`.
     """
 
     config: ModelConfig
@@ -68,6 +70,7 @@ class Shapes:
     pages: Mapping[LayerKind, int] = field(default_factory=dict[LayerKind, int])
     platform: str = "cpu"
     steps: int = 1
+    experts: str = "loop"
 
     def layout(self, bucket: Bucket) -> BatchLayout:
         return BatchLayout(bucket, self.full_columns, self.sliding_columns)
@@ -76,17 +79,23 @@ class Shapes:
         """The keywords of `step.step` and `step.hidden_states` that follow from the shapes."""
         return {
             "config": self.config, "layout": self.layout(bucket), "page_size": self.page_size,
-            "attention": self.attention, "platform": self.platform,
+            "attention": self.attention, "experts": self.experts, "platform": self.platform,
         }  # fmt: skip
 
     def caches(self, make: Callable[[tuple[int, ...], Any], Any]) -> tuple[KV, ...]:
-        """K/V pools of every owning layer, each array made by `make(shape, dtype)`."""
+        """The K/V of every store, each array made by `make(shape, dtype)`."""
         dtype = storage_dtype(self.kv_dtype, self.platform)
-        pools: list[KV] = []
-        for layer in self.config.owners:
-            shape = (layer.kv_heads, self.pages[layer.kind], self.page_size, layer.head_dim)
-            pools.append(KV(make(shape, dtype), make(shape, dtype), str(self.kv_dtype)))
-        return tuple(pools)
+        caches: list[KV] = []
+        for store in stack.stores(self.config):
+            layer, layers = store.owners[0], len(store.owners)
+            shape = (
+                layer.kv_heads,
+                layers * self.pages[layer.kind],
+                self.page_size,
+                layer.head_dim,
+            )
+            caches.append(KV(make(shape, dtype), make(shape, dtype), str(self.kv_dtype), layers))
+        return tuple(caches)
 
 
 def name_of(program: Program) -> str:

@@ -82,7 +82,8 @@ def made_for(shapes: Shapes, device: Any) -> dict[str, str]:
         "host": _host_features() if device.platform == "cpu" else "any",
         "shapes": hashlib.sha256(repr(shapes).encode()).hexdigest(),
         "shape": (
-            f"{shapes.config.family}, {len(shapes.config.layers)} layers, {shapes.dtype} weights, "
+            f"{shapes.config.family}, {len(shapes.config.layers)} layers"
+            f"{' in loops' if shapes.config.scan_layers else ''}, {shapes.dtype} weights, "
             f"{shapes.kv_dtype} K/V, {shapes.max_seqs} sequences, pages {dict(shapes.pages)} of "
             f"{shapes.page_size}, tables {shapes.full_columns}/{shapes.sliding_columns}"
         ),

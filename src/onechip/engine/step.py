@@ -67,6 +67,7 @@ def step(
     layout: BatchLayout,
     page_size: int,
     attention: str,
+    experts: str,
     platform: str,
     most_steps: int = 1,
 ) -> tuple[Caches, SlotState, StepOut]:
@@ -77,7 +78,7 @@ def step(
     bucket = layout.bucket
     once = partial(
         _once, params, config=config, score=bucket.score, sampled=bucket.decode,
-        page_size=page_size, attention=attention, platform=platform,
+        page_size=page_size, attention=attention, experts=experts, platform=platform,
     )  # fmt: skip
     if most_steps == 1:
         return once(caches, state, fields)
@@ -99,12 +100,13 @@ def _once(
     sampled: bool,
     page_size: int,
     attention: str,
+    experts: str,
     platform: str,
 ) -> tuple[Caches, SlotState, StepOut]:
     packed, owner = pack(fields, state, page_size)
     hidden, caches = gemma.forward(
         params, config, packed, caches,
-        every_position=score, attention=attention, platform=platform,
+        every_position=score, attention=attention, experts=experts, platform=platform,
     )  # fmt: skip
     every = hidden if score else hidden[:0]
     head = partial(gemma.logits, params, config, platform=platform)
@@ -246,6 +248,7 @@ def hidden_states(
     layout: BatchLayout,
     page_size: int,
     attention: str,
+    experts: str,
     platform: str,
     every_position: bool,
 ) -> tuple[Array, Caches]:
@@ -253,7 +256,7 @@ def hidden_states(
     packed, _ = pack(layout.unpack(vector), state, page_size)
     return gemma.forward(
         params, config, packed, caches,
-        every_position=every_position, attention=attention, platform=platform,
+        every_position=every_position, attention=attention, experts=experts, platform=platform,
     )  # fmt: skip
 
 

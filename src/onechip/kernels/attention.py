@@ -1,10 +1,11 @@
 """Attention over pages: packed ragged queries against K/V that lies in pages of one pool.
 
-The public op is `attend`; `write` puts new K/V into its pages first. Both take one layer's `KV` and the step's `Ragged`
-rows (`kernels.rows`), and know neither the model nor requests. A row is one sequence: `q_len` packed tokens, the last
-of which sits at position kv_len - 1; rows of one token come first. Only pages that a row can see are read: `plan` lists
-the work once a step, as (row, block of keys) items and tiles of queries whose number is known only on the device, so
-short rows cost nothing beside long ones and a sliding layer never reads behind its window.
+The public op is `attend`; `write` puts new K/V into its pages first. Both take a `KV`, where in it the layer's pages
+begin, and the step's `Ragged` rows (`kernels.rows`), and know neither the model nor requests. A row is one sequence:
+`q_len` packed tokens, the last of which sits at position kv_len - 1; rows of one token come first. Only pages that a
+row can see are read: `plan` lists the work once a step, as (row, block of keys) items and tiles of queries whose number
+is known only on the device, so short rows cost nothing beside long ones and a sliding layer never reads behind its
+window.
 
     1. `choose` resolves `implementation` for a chip once, when the engine starts; a name is obeyed or refused.
     2. `plan` lists a step's work, `blocks_for` that implementation's sizes.
@@ -75,14 +76,22 @@ def blocks_for(
 
 
 def write(
-    kv: KV, k: Array, v: Array, page: Array, slot: Array, *, implementation: str = "plain"
+    kv: KV,
+    k: Array,
+    v: Array,
+    page: Array,
+    slot: Array,
+    *,
+    offset: Array | int = 0,
+    implementation: str = "plain",
 ) -> KV:
-    """Put k and v [T, K, H] into (page, slot) [T] of the pool. In place when the pool is donated.
+    """Put k and v [T, K, H] into (offset + page, slot) [T] of the pool. In place when the pool is donated.
 
     A sequence's tokens lie side by side, in consecutive slots. What is meant for page 0 may go nowhere.
     """
     if _resolved(implementation) == "pallas_tpu":
-        return write_tpu.write(kv, k, v, page, slot)
+        return write_tpu.write(kv, k, v, page, slot, offset)
+    page = page + offset
     return replace(kv, k=_scatter(kv, kv.k, k, page, slot), v=_scatter(kv, kv.v, v, page, slot))
 
 
@@ -92,20 +101,24 @@ def attend(
     work: Work,
     *,
     scale: float,
+    offset: Array | int = 0,
     implementation: str = "auto",
     interpret: bool = False,
 ) -> Array:
     """Softmax(scale q k^T) v over each row's visible keys: q [T, N, H] -> float32 [T, N, H].
 
-    A query at position p sees keys 0..p, or the last `work.window` of them. `interpret` runs a kernel's program on any
-    machine. Raises ConfigError for an implementation that does not exist or cannot do what is asked.
+    A query at position p sees keys 0..p, or the last `work.window` of them. `offset` is added to every page: where a
+    layer's pages begin in a pool of several layers. `interpret` runs a kernel's program on any machine. Raises
+    ConfigError for an implementation that does not exist or cannot do what is asked.
     """
     chosen = _resolved(implementation)
+    if chosen != "pallas_tpu":  # a TPU's kernels add it themselves: one launch less a layer
+        work = work.moved(offset)
     if work.items is None:
         if chosen != "plain" and implementation != "auto":
             raise ConfigError(f"{implementation!r} has no exact rounding; use plain")
         return attention_plain.prefill(q, kv, work, scale)
-    decode, prefill = _phases(chosen, interpret)
+    decode, prefill = _phases(chosen, offset, interpret)
     count = work.rows.q_len.shape[0]
     alone = decode(q[:count], kv, work, scale)
     if work.tiles is None:
@@ -142,11 +155,14 @@ def attention_bytes(
 _Phase = Callable[[Array, KV, Work, float], Array]
 
 
-def _phases(chosen: Implementation, interpret: bool) -> tuple[_Phase, _Phase]:
+def _phases(chosen: Implementation, offset: Array | int, interpret: bool) -> tuple[_Phase, _Phase]:
     if chosen == "plain":
         return attention_plain.decode, attention_plain.prefill
-    module = attention_tpu if chosen == "pallas_tpu" else attention_triton
-    return partial(module.decode, interpret=interpret), partial(module.prefill, interpret=interpret)
+    if chosen == "pallas_triton":
+        gpu, told = attention_triton, {"interpret": interpret}
+        return partial(gpu.decode, **told), partial(gpu.prefill, **told)
+    tpu, told = attention_tpu, {"interpret": interpret, "offset": offset}
+    return partial(tpu.decode, **told), partial(tpu.prefill, **told)
 
 
 def _named(name: str) -> Implementation:

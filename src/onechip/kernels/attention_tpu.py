@@ -87,7 +87,15 @@ def refusal(page_size: int, head_dims: Sequence[int], kv_dtype: str) -> str | No
 
 
 @partial(jax.jit, static_argnames=("scale", "interpret"))
-def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = False) -> Array:
+def decode(
+    q: Array,
+    kv: KV,
+    work: Work,
+    scale: float,
+    *,
+    offset: Array | int = 0,
+    interpret: bool = False,
+) -> Array:
     """One query a row: q [R, N, H] -> float32 [R, N, H]; zeros for rows without one."""
     rows, heads, head_dim = q.shape
     kv_heads, _, page_size, _ = kv.k.shape
@@ -101,7 +109,7 @@ def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fals
     out = pl.pallas_call(
         partial(_decode_kernel, split=split, scale=scale, window=work.window),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
+            num_scalar_prefetch=5,
             grid=(split.blocks,),
             in_specs=[whole, pool, pool],
             out_specs=whole,
@@ -112,7 +120,7 @@ def decode(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fals
         interpret=interpret,
         name="decode_attention",
     )(
-        length, work.rows.first_page, last, work.rows.table.reshape(-1),
+        length, work.rows.first_page, last, jnp.int32(offset)[None], work.rows.table.reshape(-1),
         _blocked(q.astype(kv.k.dtype), split), stay(kv.k, interpret), stay(kv.v, interpret),
     )  # fmt: skip
     return _unblocked(out)
@@ -129,9 +137,10 @@ def _singles(work: Work) -> tuple[Array, Array]:
 
 
 def _decode_kernel(
-    length_ref: Any,  # [R] int32, like the next three in SMEM: keys of each row
+    length_ref: Any,  # [R] int32, like the next four in SMEM: keys of each row
     first_page_ref: Any,  # [R]
     last_ref: Any,  # [1]: rows to do
+    offset_ref: Any,  # [1]: added to every page
     table_ref: Any,  # [R * M]
     q_ref: Any,  # [R, queries, H]
     k_hbm: Any,  # [K, P, Z, H]
@@ -179,7 +188,8 @@ def _decode_kernel(
             start = row * width + first // page_size - first_page_ref[row]
             pages = _page_count(high - first, page_size, columns)
             target = (k_buffer.at[slot, which], v_buffer.at[slot, which])
-            _each_page(pages, table_ref, start, pools, target, arrived.at[slot], act)
+            listed = (table_ref, start, offset_ref[0])
+            _each_page(pages, listed, pools, target, arrived.at[slot], act)
 
     def one(state: tuple[_Item, Any]) -> tuple[_Item, Any]:
         item, slot = state
@@ -217,7 +227,15 @@ def _decode_kernel(
 
 
 @partial(jax.jit, static_argnames=("scale", "interpret"))
-def prefill(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = False) -> Array:
+def prefill(
+    q: Array,
+    kv: KV,
+    work: Work,
+    scale: float,
+    *,
+    offset: Array | int = 0,
+    interpret: bool = False,
+) -> Array:
     """Rows of several tokens: q [T, N, H] -> float32 [T, N, H]; tokens of no tile undefined."""
     tokens, heads, head_dim = q.shape
     kv_heads, _, page_size, _ = kv.k.shape
@@ -233,7 +251,7 @@ def prefill(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fal
     out = pl.pallas_call(
         partial(_prefill_kernel, split=split, scale=scale, window=work.window),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=8,
+            num_scalar_prefetch=9,
             grid=(split.blocks,),
             in_specs=[anywhere, pool, pool],
             out_specs=anywhere,
@@ -255,8 +273,8 @@ def prefill(q: Array, kv: KV, work: Work, scale: float, *, interpret: bool = Fal
         interpret=interpret,
         name="prefill_attention",
     )(
-        tiles.begin, size, tiles.position, low, pages, column, rows.table.reshape(-1),
-        tiles.count[None], _blocked(q, split), stay(kv.k, interpret), stay(kv.v, interpret),
+        tiles.begin, size, tiles.position, low, pages, column, jnp.int32(offset)[None],
+        rows.table.reshape(-1), tiles.count[None], _blocked(q, split), stay(kv.k, interpret), stay(kv.v, interpret),
     )  # fmt: skip
     return _unblocked(out)
 
@@ -275,12 +293,13 @@ def _tile_spans(
 
 
 def _prefill_kernel(
-    begin_ref: Any,  # [C] int32, like the next seven in SMEM
+    begin_ref: Any,  # [C] int32, like the next eight in SMEM
     size_ref: Any,  # [C]
     position_ref: Any,  # [C]
     low_ref: Any,  # [C]
     pages_ref: Any,  # [C]
     column_ref: Any,  # [C]
+    offset_ref: Any,  # [1]: added to every page
     table_ref: Any,  # [R * M]
     count_ref: Any,  # [1]
     q_hbm: Any,  # [blocks, T, queries, H] float32
@@ -308,8 +327,8 @@ def _prefill_kernel(
     def each_copy(tile: Any, block: Any, slot: Any, act: Any) -> None:
         pages = _page_count((pages_ref[tile] - block * columns) * page_size, page_size, columns)
         target = (k_buffer.at[slot], v_buffer.at[slot])
-        start = column_ref[tile] + block * columns
-        _each_page(pages, table_ref, start, pools, target, arrived.at[slot], act)
+        listed = (table_ref, column_ref[tile] + block * columns, offset_ref[0])
+        _each_page(pages, listed, pools, target, arrived.at[slot], act)
 
     def each_query(tile: Any, act: Any) -> None:
         slot, begin = lax.rem(tile, 2), begin_ref[tile]
@@ -385,12 +404,15 @@ def _page_count(keys: Any, page_size: int, columns: int) -> Any:
 
 
 def _each_page(
-    count: Any, table: Any, start: Any, pools: Any, target: Any, arrived: Any, act: Any
+    count: Any, listed: tuple[Any, Any, Any], pools: Any, target: Any, arrived: Any, act: Any
 ) -> None:
-    """Act on the copies of `count` pages, listed from table[start] on: pool[:, page] [kv, Z, H] -> target[j]."""
+    """Act on the copies of `count` pages: pool[:, page] [kv, Z, H] -> target[j]. `listed` is (table, start, offset):
+    page j is offset + table[start + j].
+    """
+    table, start, offset = listed
 
     def one(index: Any, _: Any) -> None:
-        page = table[start + index]
+        page = offset + table[start + index]
         for pool, buffer in zip(pools, target, strict=True):
             act(pltpu.make_async_copy(pool.at[:, page], buffer.at[index], arrived))
 

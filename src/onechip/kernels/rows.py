@@ -33,7 +33,7 @@ class Blocks:
 @register_dataclass
 @dataclass(frozen=True)
 class KV:
-    """Pages of one layer: k and v [K, P, Z, H].
+    """Pages of one layer, or of `layers` of them one behind the other: k and v [K, P, Z, H].
 
     `dtype` is what the values are. On a CPU half-precision pages are held as their uint16 bits: XLA's CPU compiler
     widens bf16 scatters and loop-carried gathers by converting the whole pool (40 ms for 32 MB, against 0.02).
@@ -42,6 +42,12 @@ class KV:
     k: Array
     v: Array
     dtype: str = field(metadata={"static": True})
+    layers: int = field(metadata={"static": True}, default=1)
+
+    @property
+    def layer_pages(self) -> int:
+        """Pages of each layer."""
+        return self.k.shape[1] // self.layers
 
 
 @register_dataclass
@@ -117,6 +123,15 @@ class Work:
     tiles: Tiles | None
     window: int | None = field(metadata={"static": True})
     blocks: Blocks = field(metadata={"static": True}, default_factory=Blocks)
+
+    def moved(self, offset: Array | int) -> "Work":
+        """The same work with every page `offset` further."""
+        if isinstance(offset, int) and offset == 0:
+            return self
+        items = self.items
+        if items is not None:
+            items = replace(items, pages=items.pages + offset)
+        return replace(self, rows=replace(self.rows, table=self.rows.table + offset), items=items)
 
 
 def plan(

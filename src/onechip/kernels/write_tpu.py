@@ -22,8 +22,19 @@ _WRITES = 32  # groups of rows in flight
 
 
 @partial(jax.jit, static_argnames="interpret")
-def write(kv: KV, k: Array, v: Array, page: Array, slot: Array, *, interpret: bool = False) -> KV:
-    """Put k and v [T, K, H] into (page, slot) [T] of the pool, which must be donated; page 0 is left alone."""
+def write(
+    kv: KV,
+    k: Array,
+    v: Array,
+    page: Array,
+    slot: Array,
+    offset: Array | int = 0,
+    *,
+    interpret: bool = False,
+) -> KV:
+    """Put k and v [T, K, H] into (offset + page, slot) [T] of the pool, which must be donated; what is meant for page 0
+    goes nowhere.
+    """
     kv_heads, pages, page_size, head_dim = kv.k.shape
     together = max(n for n in (1, 2, 4) if kv_heads % n == 0)
     rows = k.shape[0] + 2 * SUBLANES
@@ -32,6 +43,7 @@ def write(kv: KV, k: Array, v: Array, page: Array, slot: Array, *, interpret: bo
     aligned = (kv_heads, pages * page_size // SUBLANES, SUBLANES, head_dim)
     buffer = pltpu.VMEM((_WRITES, together, SUBLANES, head_dim), kv.k.dtype)
     group, begin, first, size, count = _groups(page, slot, page_size)
+    group += offset * (page_size // SUBLANES)
     pools = pl.pallas_call(
         _write_kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(

@@ -17,7 +17,6 @@ only a matmul's inputs are rounded to the weights' dtype (`model.ops`).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -35,7 +34,7 @@ from onechip.kernels.attention import (
     plan,
     write,
 )
-from onechip.kernels.grouped_matmul import choose
+from onechip.model import stack
 from onechip.model.moe import mixture
 from onechip.model.ops import Ops, ops_for
 from onechip.model.rope import angles, rotate
@@ -76,51 +75,138 @@ def forward(
     *,
     every_position: bool = False,
     attention: str = "auto",
+    experts: str = "loop",
     platform: str = "cpu",
 ) -> tuple[Array, tuple[KV, ...]]:
     """Run a step: (normed hidden states, caches with the step's K/V written).
 
-    Hidden is [R, D], each row's last token, or [T, D] with `every_position`. `caches` holds one KV a K/V-owning layer,
-    in order, and is best donated: the returned arrays are the same memory.
+    Hidden is [R, D], each row's last token, or [T, D] with `every_position`. `caches` holds one KV a store of
+    `stack.stores`, in order, and is best donated: the returned arrays are the same memory.
     """
-    split = config.first_shared
-    owners = {layer.index: slot for slot, layer in enumerate(config.owners)}
-    caches = list(caches)
-    page_size = caches[0].k.shape[2]
+    split, count = config.first_shared, len(config.layers)
+    caches = tuple(caches)
     ops = ops_for(config, params, platform)
     exact = ops.exact and caches[0].dtype == "float32" and attention in ("auto", "plain")
     work = _work(config, packed, caches, attention, exact)
-    look = partial(attend, scale=config.query_scale, implementation=attention)
-    h = _embed(ops, params, config, packed.token)
-    ple = _per_layer_inputs(ops, params, config, packed.token, h, 0, split)
-    ropes = _ropes(ops, config, packed.position)
-    for layer in config.layers[:split]:
-        slot, pool = owners[layer.index], packed.pools[layer.kind]
-        p = params["layers"][layer.index]
-        with jax.named_scope(f"{layer.kind}_attention"):
-            q, k, v = _project(ops, p, config, layer, h, ropes[layer.kind])
-            caches[slot] = write(caches[slot], k, v, pool.page, pool.slot, implementation=attention)
-            mixed = look(q, caches[slot], work[layer.kind])
-        h = _finish_layer(ops, p, config, h, mixed, None if ple is None else ple[:, layer.index])
+    token, position = packed.token, packed.position
+    h = _embed(ops, params, config, token)
+    ple = _per_layer_inputs(ops, params, config, token, h, 0, split)
+    ropes = _ropes(ops, config, position)
+    layers = _Layers(ops, config, params, packed.pools, attention, experts)
+    h, caches = layers.run(0, split, (h, caches), _Inputs(work, ropes, ple, 0))
 
-    token = packed.token
     if not every_position and packed.token.shape != packed.last.shape:
-        h, token = h[packed.last], token[packed.last]
-        work = _last_tokens(work, token.shape[0], page_size)
-        ropes = _ropes(ops, config, packed.position[packed.last])
-    if split < len(config.layers):
+        h, token, position = h[packed.last], token[packed.last], position[packed.last]
+        work = _last_tokens(work, token.shape[0], caches[0].k.shape[2])
+        ropes = _ropes(ops, config, position)
+    if split < count:
         # The projection half of the per-layer inputs reads the embeddings, not h: embed again, it is one gather.
-        embedded, count = _embed(ops, params, config, token), len(config.layers)
+        embedded = _embed(ops, params, config, token)
         ple = _per_layer_inputs(ops, params, config, token, embedded, split, count)
-    for layer in config.layers[split:]:
-        p = params["layers"][layer.index]
-        with jax.named_scope(f"shared_{layer.kind}_attention"):
-            q, _, _ = _project(ops, p, config, layer, h, ropes[layer.kind])
-            mixed = look(q, caches[owners[layer.kv_source]], work[layer.kind])
-        h = _finish_layer(
-            ops, p, config, h, mixed, None if ple is None else ple[:, layer.index - split]
-        )
-    return ops.norm(h, params["final_norm"]), tuple(caches)
+        h, caches = layers.run(split, count, (h, caches), _Inputs(work, ropes, ple, split))
+    return ops.norm(h, params["final_norm"]), caches
+
+
+_Carry = tuple[Array, tuple[KV, ...]]  # hidden states [T, D], every store
+_At = tuple[
+    Array | int, Array | int
+]  # a layer's index, and how many layers' pages lie before its own
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What layers read of their step beside h: attention's work and (cos, sin) by kind, and the per-layer inputs
+    [T, L, I] of the layers from `first` on.
+    """
+
+    work: dict[LayerKind, Work]
+    ropes: dict[LayerKind, tuple[Array, Array]]
+    ple: Array | None
+    first: int
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The layers, run by run as `model.stack` lays them out."""
+
+    ops: Ops
+    config: ModelConfig
+    params: Params
+    pools: dict[LayerKind, PoolRows]
+    attention: str
+    experts: str
+
+    def run(self, start: int, stop: int, carry: _Carry, inputs: _Inputs) -> _Carry:
+        """Layers start to stop."""
+        for run in stack.runs(self.config):
+            if start <= run.start < stop:
+                carry = self._run(run, carry, inputs)
+        return carry
+
+    def _run(self, run: stack.Run, carry: _Carry, inputs: _Inputs) -> _Carry:
+        layers = self.config.layers
+
+        def turn(
+            carry: _Carry, places: list[tuple[Mapping[str, Array], _At]]
+        ) -> tuple[_Carry, None]:
+            for place, (p, at) in enumerate(places):
+                carry = self._layer(p, layers[run.start + place], at, carry, inputs)
+            return carry, None
+
+        places: list[Any] = []
+        for place in range(run.size):
+            ats = [(i, stack.store_of(self.config, layers[i])[1]) for i in run.layers(place)]
+            at = ats[0] if run.turns == 1 else tuple(jnp.array(ats, jnp.int32).T)
+            places.append((self.params["layers"][run.entry + place], at))
+        return turn(carry, places)[0] if run.turns == 1 else lax.scan(turn, carry, places)[0]
+
+    def _layer(
+        self,
+        p: Mapping[str, Array],
+        layer: LayerSpec,
+        at: _At,
+        carry: _Carry,
+        inputs: _Inputs,
+    ) -> _Carry:
+        """One layer; in a loop `layer` is the first turn's, and `at` says which it is now."""
+        (h, caches), config, rows = carry, self.config, self.pools[layer.kind]
+        number, _ = stack.store_of(config, layer)
+        index, before = at
+        offset = before * caches[number].layer_pages
+        with jax.named_scope(f"{'' if layer.owns_kv else 'shared_'}{layer.kind}_attention"):
+            q, k, v = _project(self.ops, p, config, layer, h, inputs.ropes[layer.kind])
+            if layer.owns_kv:
+                kv = write(
+                    caches[number], k, v, rows.page, rows.slot,
+                    offset=offset, implementation=self.attention,
+                )  # fmt: skip
+                caches = (*caches[:number], kv, *caches[number + 1 :])
+            mixed = attend(
+                q, caches[number], inputs.work[layer.kind],
+                scale=config.query_scale, offset=offset, implementation=self.attention,
+            )  # fmt: skip
+        ple = None if inputs.ple is None else inputs.ple[:, index - inputs.first]
+        return self._finish(p, h, mixed, ple), caches
+
+    @jax.named_scope("feed_forward")
+    def _finish(self, p: Mapping[str, Array], h: Array, mixed: Array, ple: Array | None) -> Array:
+        """Everything after attention: output projection, feed-forward, per-layer input, layer scalar."""
+        ops, config = self.ops, self.config
+        attended = ops.linear(mixed.reshape(h.shape[0], -1), p["o_proj"])
+        h = h + ops.norm(attended, p["post_attn_norm"])
+        dense = _feed_forward(ops, p, ops.norm(h, p["ffn_norm"]))
+        if config.moe is not None:
+            dense = ops.norm(dense, p["post_dense_norm"])
+            experts = mixture(p, config, h, ops.norm(h, p["experts_norm"]), self.experts)
+            dense = dense + ops.norm(experts, p["post_experts_norm"])
+        h = h + ops.norm(dense, p["post_ffn_norm"])
+        if ple is not None:
+            gated = ops.gelu(ops.linear(h, p["ple_gate"])) * ple
+            h = h + ops.norm(ops.linear(gated, p["ple_out"]), p["ple_post_norm"])
+        if config.family != "gemma4":
+            return h
+        h = h * p["layer_scalar"]
+        return ops.rounded(h)
 
 
 def logits(params: Params, config: ModelConfig, hidden: Array, platform: str = "cpu") -> Array:
@@ -149,7 +235,8 @@ def _work(
     """The attention work of each layer kind, listed once for all its layers."""
     tokens = packed.token.shape[0]
     work: dict[LayerKind, Work] = {}
-    for layer, kv in zip(config.owners, caches, strict=True):
+    for store, kv in zip(stack.stores(config), caches, strict=True):
+        layer = store.owners[0]
         if layer.kind not in work:
             blocks = blocks_for(attention, config.heads, kv, layer.window, exact=exact)
             rows, page_size = packed.pools[layer.kind].rows, kv.k.shape[2]
@@ -223,28 +310,6 @@ def _project(
         return q, k, v
     k = rotate(ops.norm(k, p["k_norm"]), cos_sin, ops.rounded)
     return q, k, ops.norm(v) if config.family == "gemma4" else v
-
-
-@jax.named_scope("feed_forward")
-def _finish_layer(
-    ops: Ops, p: Mapping[str, Array], config: ModelConfig, h: Array, mixed: Array, ple: Array | None
-) -> Array:
-    """Everything after attention: output projection, feed-forward, per-layer input, layer scalar."""
-    attended = ops.linear(mixed.reshape(h.shape[0], -1), p["o_proj"])
-    h = h + ops.norm(attended, p["post_attn_norm"])
-    dense = _feed_forward(ops, p, ops.norm(h, p["ffn_norm"]))
-    if config.moe is not None:
-        dense = ops.norm(dense, p["post_dense_norm"])
-        experts = mixture(p, config, h, ops.norm(h, p["experts_norm"]), choose(ops.platform))
-        dense = dense + ops.norm(experts, p["post_experts_norm"])
-    h = h + ops.norm(dense, p["post_ffn_norm"])
-    if ple is not None:
-        gated = ops.gelu(ops.linear(h, p["ple_gate"])) * ple
-        h = h + ops.norm(ops.linear(gated, p["ple_out"]), p["ple_post_norm"])
-    if config.family != "gemma4":
-        return h
-    h = h * p["layer_scalar"]
-    return ops.rounded(h)
 
 
 def _feed_forward(ops: Ops, p: Mapping[str, Array], x: Array) -> Array:

@@ -5,6 +5,7 @@ the host never holds more than the device does plus the largest tensor. On a CPU
 `checkpoint.base.aligned_empty` buffers are adopted without a copy. Knows numpy and jax, not files.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from statistics import NormalDist
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 
 from onechip.checkpoint.base import Checkpoint, aligned_empty
 from onechip.config import DTypeName, ModelConfig
-from onechip.model.params import ParamSpec, check_tensors, parameter_specs
+from onechip.model import stack
+from onechip.model.params import ParamSpec, Place, check_tensors, device_arrays, parameter_specs
 
 _CHUNK = 1 << 22  # values drawn at once: 8 MB of random bits
 
@@ -79,17 +81,21 @@ def _build(
     fill: Callable[[ParamSpec, np.ndarray], None],
     progress: Progress | None,
 ) -> Any:
-    tree: dict[str, Any] = {"layers": tuple({} for _ in config.layers)}
-    specs = parameter_specs(config)
-    sizes = {path: spec.size * _numpy_dtype(spec, dtype).itemsize for path, spec in specs.items()}
+    tree = _empty(config)
+    arrays = device_arrays(config)
+    sizes = {
+        place: math.prod(array.shape) * _numpy_dtype(array.specs[0], dtype).itemsize
+        for place, array in arrays.items()
+    }
     done, total = 0, sum(sizes.values())
     # The largest first: its host copy is then the only thing beside the device's arrays.
-    for path in sorted(specs, key=lambda p: -sizes[p]):
-        spec = specs[path]
-        host = aligned_empty(spec.shape, _numpy_dtype(spec, dtype))
-        fill(spec, host)
-        _place(tree, path, jax.block_until_ready(jax.device_put(host, device, may_alias=True)))
-        done += sizes[path]
+    for place in sorted(arrays, key=lambda p: -sizes[p]):
+        array = arrays[place]
+        host = aligned_empty(array.shape, _numpy_dtype(array.specs[0], dtype))
+        for spec, part in zip(array.specs, host if array.stacked else [host], strict=True):
+            fill(spec, part)
+        _put(tree, place, jax.block_until_ready(jax.device_put(host, device, may_alias=True)))
+        done += sizes[place]
         if progress is not None:
             progress(done, total)
     return tree
@@ -97,9 +103,10 @@ def _build(
 
 def abstract_params(config: ModelConfig, dtype: DTypeName) -> Any:
     """The same tree of `jax.ShapeDtypeStruct`s: what ahead-of-time compiles are given."""
-    tree: dict[str, Any] = {"layers": tuple({} for _ in config.layers)}
-    for path, spec in parameter_specs(config).items():
-        _place(tree, path, jax.ShapeDtypeStruct(spec.shape, _numpy_dtype(spec, dtype)))
+    tree = _empty(config)
+    for place, array in device_arrays(config).items():
+        dtype_held = _numpy_dtype(array.specs[0], dtype)
+        _put(tree, place, jax.ShapeDtypeStruct(array.shape, dtype_held))
     return tree
 
 
@@ -109,12 +116,15 @@ def param_bytes(config: ModelConfig, dtype: DTypeName) -> int:
     return sum(spec.size * _numpy_dtype(spec, dtype).itemsize for spec in specs)
 
 
-def _place(tree: dict[str, Any], path: str, value: Any) -> None:
-    if not path.startswith("layers."):
-        tree[path] = value
-        return
-    _, index, name = path.split(".")
-    tree["layers"][int(index)][name] = value
+def _empty(config: ModelConfig) -> dict[str, Any]:
+    return {"layers": tuple({} for _ in stack.entries(config))}
+
+
+def _put(tree: dict[str, Any], place: Place, value: Any) -> None:
+    *way, name = place
+    for step in way:
+        tree = tree[step]  # pyright: ignore[reportArgumentType]
+    tree[str(name)] = value
 
 
 def _numpy_dtype(spec: ParamSpec, dtype: DTypeName) -> np.dtype[Any]:

@@ -12,15 +12,16 @@ from typing import Literal
 
 from onechip.config import LayerSpec, ModelConfig
 from onechip.errors import CheckpointError
+from onechip.model import stack
 
 Use = Literal["matmul", "gather", "head", "experts", "vector"]
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """One array on the device.
+    """One parameter as the device holds it.
 
-    `path` is its place in the parameter tree ("layers.3.qkv_proj"), `axes` one logical axis a dimension (legend:
+    `path` is its place among the model's ("layers.3.qkv_proj"), `axes` one logical axis a dimension (legend:
     `onechip.model`), `sources` the reference tensors joined along axis 0, with `source_shapes` as stored.
     `use`: "matmul" and "head" are streamed once a step, "experts" partly, "gather" is read a row a token, "vector" is
     small and kept in float32 (`offset` is added at load: 1 + w in Gemma 3).
@@ -42,6 +43,27 @@ class ParamSpec:
         return total
 
 
+Place = (
+    tuple[str] | tuple[str, int, str]
+)  # ("embed",), ("layers", entry of `stack.entries`, "qkv_proj")
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """One array on the device: a parameter, or those of several equal layers along a leading axis (`stack`)."""
+
+    specs: tuple[ParamSpec, ...]
+
+    @property
+    def stacked(self) -> bool:
+        return len(self.specs) > 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.specs[0].shape
+        return (len(self.specs), *shape) if self.stacked else shape
+
+
 def parameter_specs(config: ModelConfig) -> dict[str, ParamSpec]:
     """Every parameter of the text model by path, in the order of the forward pass."""
     specs = [*_embeddings(config)]
@@ -54,6 +76,21 @@ def parameter_specs(config: ModelConfig) -> dict[str, ParamSpec]:
         shape = (config.vocab_size, config.hidden_size)
         specs.append(_matrix("lm_head", "V D", [("lm_head.weight", shape)], use="head"))
     return {spec.path: spec for spec in specs}
+
+
+def device_arrays(config: ModelConfig) -> dict[Place, DeviceArray]:
+    """Every array of the parameter tree by its place there."""
+    specs = parameter_specs(config)
+    arrays: dict[Place, DeviceArray] = {}
+    for path, spec in specs.items():
+        if not path.startswith("layers."):
+            arrays[(path,)] = DeviceArray((spec,))
+    for entry, layers in enumerate(stack.entries(config)):
+        first = f"layers.{layers[0]}."
+        for name in [path.removeprefix(first) for path in specs if path.startswith(first)]:
+            parts = tuple(specs[f"layers.{layer}.{name}"] for layer in layers)
+            arrays["layers", entry, name] = DeviceArray(parts)
+    return arrays
 
 
 def check_tensors(config: ModelConfig, found: Mapping[str, tuple[int, ...]], source: str) -> None:

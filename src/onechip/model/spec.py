@@ -32,6 +32,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     kinds = _layer_kinds(text)
     _refuse_unimplemented(text)
     layers = tuple(_layer(text, family, kinds, i) for i in range(len(kinds)))
+    _refuse_mixed_geometry(layers)
     gemma4 = family == "gemma4"
     return ModelConfig(
         family=family,
@@ -148,6 +149,18 @@ def _geometry(
         if k_eq_v and text.get("num_global_key_value_heads") is not None:
             kv_heads = _int(text, "num_global_key_value_heads")
     return head_dim, kv_heads
+
+
+def _refuse_mixed_geometry(layers: tuple[LayerSpec, ...]) -> None:
+    """A kind's layers share one page table, one rope and one plan of attention's work."""
+    first: dict[LayerKind, LayerSpec] = {}
+    for layer in layers:
+        other = first.setdefault(layer.kind, layer)
+        if (layer.head_dim, layer.kv_heads) != (other.head_dim, other.kv_heads):
+            raise ConfigError(
+                f"layer {layer.index} has {layer.kv_heads} K/V heads of {layer.head_dim}, layer {other.index} has "
+                f"{other.kv_heads} of {other.head_dim}; all {layer.kind}-attention layers must be alike"
+            )
 
 
 def _kv_source(text: Mapping[str, Any], kinds: tuple[LayerKind, ...], index: int) -> int:
