@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from tests.tiny_model import write_tiny
 
@@ -71,8 +72,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def saved(model: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
-    folder = tmp_path_factory.mktemp("programs")
-    return folder, compilation.compile_for(model, "cpu", EngineConfig(**SHAPE), out=folder)
+    """Compiled by a user who keeps a compile cache: what came out of it could not be saved again."""
+    folder, cache = tmp_path_factory.mktemp("programs"), tmp_path_factory.mktemp("cache")
+    settings = {
+        "jax_compilation_cache_dir": str(cache),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    try:
+        record = compilation.compile_for(model, "cpu", EngineConfig(**SHAPE), out=folder)
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+    assert not list(cache.iterdir()), "the cache was used"
+    assert jax.config.jax_enable_compilation_cache
+    return folder, record
 
 
 def test_saved_programs_serve_the_same_tokens_with_no_trace_and_no_compile(
