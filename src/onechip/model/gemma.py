@@ -9,6 +9,7 @@
 
 Layers that share K/V write none and read their source's pages. From `config.first_shared` on nothing is written, so
 those layers run only for the rows whose logits are wanted ("early exit": 69% of a prompt's matmul work on E2B).
+Layers that repeat may be run in loops over stacked weights (`model.stack`): the formula is the same.
 Knows neither requests nor who owns a page: it is handed pages and rows (`kernels.attention`).
 Source: the reference implementation (transformers 5.24); here everything between matmuls stays float32, and
 only a matmul's inputs are rounded to the weights' dtype (`model.ops`).
@@ -108,9 +109,8 @@ def forward(
 
 
 _Carry = tuple[Array, tuple[KV, ...]]  # hidden states [T, D], every store
-_At = tuple[
-    Array | int, Array | int
-]  # a layer's index, and how many layers' pages lie before its own
+# A layer's index, and how many layers' pages lie before its own.
+_At = tuple[Array | int, Array | int]
 
 
 @dataclass(frozen=True)
