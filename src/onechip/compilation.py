@@ -13,15 +13,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 from rich.table import Table
 
@@ -127,7 +125,7 @@ def compile_for(
     hardware = Hardware(described.platform, memory, 9.0 if target == "cuda-h200" else None)
     wanted = design(spec, config, hardware)
     started = time.monotonic()
-    with _no_cache():
+    with saved.no_cache():
         compiled = _compile_all(wanted, described, progress)
     wall = time.monotonic() - started
     measure = _Measure(spec, wanted, described, context)
@@ -138,22 +136,6 @@ def compile_for(
         )
         (out / "record.json").write_text(json.dumps(asdict(record), indent=1))
     return record
-
-
-@contextmanager
-def _no_cache() -> Generator[None]:
-    """Without jax's persistent compile cache, whoever set it up: a record's seconds are the compiler's own, and on a
-    CPU an executable that came from the cache lacks its functions when it is saved again.
-    """
-    setting = "jax_enable_compilation_cache"
-    before = getattr(jax.config, setting)
-    jax.config.update(setting, False)
-    compilation_cache.reset_cache()  # it asks the configuration once
-    try:
-        yield
-    finally:
-        jax.config.update(setting, before)
-        compilation_cache.reset_cache()
 
 
 @dataclass(frozen=True)

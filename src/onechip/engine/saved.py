@@ -10,12 +10,14 @@ import hashlib
 import json
 import pickle
 import platform
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 from onechip import __version__
 from onechip.engine.programs import (
@@ -28,6 +30,22 @@ from onechip.errors import ConfigError
 
 MANIFEST = "programs.json"
 _REMEDY = "compile them here with onechip compile --out, or leave --programs out"
+
+
+@contextmanager
+def no_cache() -> Generator[None]:
+    """Without jax's persistent compile cache, whoever set it up: a record's seconds are the compiler's own, and on a
+    CPU an executable that came from the cache lacks its functions when it is saved again.
+    """
+    setting = "jax_enable_compilation_cache"
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, False)
+    compilation_cache.reset_cache()  # it asks the configuration once
+    try:
+        yield
+    finally:
+        jax.config.update(setting, before)
+        compilation_cache.reset_cache()
 
 
 def save(programs: Mapping[Program, Any], shapes: Shapes, device: Any, folder: Path) -> int:
