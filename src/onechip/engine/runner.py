@@ -97,9 +97,8 @@ class DeviceRunner:
         chosen = [not bucket.decode or _scored(row) for row in plan.rows]
         if not any(chosen):
             return pending
-        block = (
-            block.copy()
-        )  # `constrain` writes into the pending one, and the device may still be reading
+        # `constrain` writes into the pending one, and the device may still be reading.
+        block = block.copy()
         block[ROW_FLAGS, : len(chosen)] *= chosen
         return self._choose(pending, block, self._free(bucket))
 

@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from onechip.errors import ConfigError
 from onechip.kernels import grouped_matmul_triton
+from onechip.kernels.rows import precision
 
 IMPLEMENTATIONS = ("ragged", "loop", "pallas_triton")
 
@@ -35,7 +36,7 @@ def grouped_matmul(
     if implementation == "ragged":
         return lax.ragged_dot(
             x, weights.swapaxes(1, 2), sizes,
-            preferred_element_type=jnp.float32, precision=_precision(x),
+            preferred_element_type=jnp.float32, precision=precision(x.dtype),
         )  # fmt: skip
     if implementation == "loop":
         return _loop(x, weights, sizes)
@@ -63,14 +64,10 @@ def _loop(x: Array, weights: Array, sizes: Array) -> Array:
             rows,
             weight,
             (((1,), (1,)), ((), ())),
-            precision=_precision(x),
+            precision=precision(x.dtype),
             preferred_element_type=jnp.float32,
         )
         return lax.dynamic_update_slice_in_dim(out, product, begin, axis=0)
 
     out = jnp.zeros((count + _TILE_ROWS, weights.shape[1]), jnp.float32)
     return lax.fori_loop(0, ends[-1], tile, out)[:count]
-
-
-def _precision(x: Array) -> lax.Precision | None:
-    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else None

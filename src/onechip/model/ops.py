@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from onechip.config import ModelConfig
 from onechip.kernels import float32
+from onechip.kernels.rows import precision
 
 # The longest sum the reference's matmul adds in one chain: longer ones it splits in ways of its own, and nothing is
 # gained by following it in the rest. Only models made for tests are this small.
@@ -42,11 +43,9 @@ class Ops:
         """
         if self.exact:
             return float32.matmul(x, weight)
-        # float32 means float32: TPUs and GPUs would otherwise round the inputs to bf16 or tf32.
-        precision = lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None
         return lax.dot_general(
             x.astype(weight.dtype), weight, (((1,), (1,)), ((), ())),
-            precision=precision, preferred_element_type=jnp.float32,
+            precision=precision(weight.dtype), preferred_element_type=jnp.float32,
         )  # fmt: skip
 
     def gelu(self, x: Array) -> Array:

@@ -43,9 +43,8 @@ class ParamSpec:
         return total
 
 
-Place = (
-    tuple[str] | tuple[str, int, str]
-)  # ("embed",), ("layers", entry of `stack.entries`, "qkv_proj")
+# ("embed",) or ("layers", entry of `stack.entries`, "qkv_proj")
+Place = tuple[str] | tuple[str, int, str]
 
 
 @dataclass(frozen=True)
