@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from onechip.kernels.rows import precision
+from onechip.kernels.rows import listed, precision
 
 _COLUMNS = 64  # of a program
 _DEPTH = 64  # of a step of its sum
@@ -51,14 +51,11 @@ def grouped_matmul(x: Array, weights: Array, sizes: Array, *, interpret: bool = 
 
 def _tiles(sizes: Array, rows: int, most: int) -> tuple[Array, Array, Array]:
     """Of each of `most` tiles: its group, its first row, and its rows, 0 for those past the list."""
-    tiles = -(-sizes // rows)
-    ends, row_ends = jnp.cumsum(tiles), jnp.cumsum(sizes)
-    index = jnp.arange(most, dtype=jnp.int32)
-    group = jnp.searchsorted(ends, index, side="right", method="compare_all")
-    group = jnp.minimum(group, sizes.shape[0] - 1).astype(jnp.int32)
-    begin = row_ends[group] - sizes[group] + (index - (ends[group] - tiles[group])) * rows
-    size = jnp.where(index < ends[-1], jnp.clip(row_ends[group] - begin, 0, rows), 0)
-    return group, begin.astype(jnp.int32), size.astype(jnp.int32)
+    group, number, total = listed(-(-sizes // rows), most)
+    end = jnp.cumsum(sizes)[group]
+    begin = end - sizes[group] + number * rows
+    size = jnp.where(jnp.arange(most) < total, jnp.clip(end - begin, 0, rows), 0)
+    return group.astype(jnp.int32), begin.astype(jnp.int32), size.astype(jnp.int32)
 
 
 def _kernel(

@@ -171,13 +171,10 @@ def _items(rows: Ragged, active: Array, page_size: int, window: int | None, keys
     low = jnp.maximum(rows.kv_len - window, 0) if window else jnp.zeros_like(rows.kv_len)
     first_page = low // page_size
     pages = jnp.where(active, -(-rows.kv_len // page_size) - first_page, 0)
-    blocks = -(-pages // pages_a_block)
-    ends = jnp.cumsum(blocks)
     # A whole number of rounds, so that a round's slice never runs over the end.
-    item = jnp.arange(count * -(-columns // pages_a_block), dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, item, side="right", method="compare_all"), count - 1)
-    real = item < ends[-1]
-    block = item - (ends[row] - blocks[row])
+    most = count * -(-columns // pages_a_block)
+    row, block, total = listed(-(-pages // pages_a_block), most)
+    real = jnp.arange(most, dtype=jnp.int32) < total
     logical = (first_page[row] + block * pages_a_block)[:, None] + jnp.arange(pages_a_block)
     mine = real[:, None] & (logical * page_size < rows.kv_len[row][:, None])
     column = jnp.clip(logical - rows.first_page[row][:, None], 0, columns - 1)
@@ -187,25 +184,34 @@ def _items(rows: Ragged, active: Array, page_size: int, window: int | None, keys
         first=logical[:, 0] * page_size,
         low=low[row],
         high=jnp.where(real, rows.kv_len[row], 0),
-        count=ends[-1],
+        count=total,
     )
 
 
 def _tiles(rows: Ragged, tiled: Array, tokens: int, queries: int, keys: int) -> Tiles:
     count = rows.q_len.shape[0]
     tiles = jnp.where(tiled, -(-rows.q_len // queries), 0)
-    ends = jnp.cumsum(tiles)
-    index = jnp.arange(-(-tokens // queries) + count, dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, index, side="right", method="compare_all"), count - 1)
-    offset = (index - (ends[row] - tiles[row])) * queries
+    row, number, total = listed(tiles, -(-tokens // queries) + count)
+    offset = number * queries
     return Tiles(
         row=row.astype(jnp.int32),
         begin=rows.q_start[row] + offset,
         position=rows.kv_len[row] - rows.q_len[row] + offset,
-        count=ends[-1],
+        count=total,
         queries=queries,
         keys=keys,
     )
+
+
+def listed(counts: Array, most: int) -> tuple[Array, Array, Array]:
+    """counts[i] pieces of each i, in order, as a list of `most`: whose each is and its number there, both [most], and
+    how many are real [].
+    """
+    ends = jnp.cumsum(counts)
+    index = jnp.arange(most, dtype=jnp.int32)
+    owner = jnp.searchsorted(ends, index, side="right", method="compare_all")
+    owner = jnp.minimum(owner, counts.shape[0] - 1)
+    return owner, index - (ends[owner] - counts[owner]), ends[-1]
 
 
 def storage_dtype(dtype: str, platform: str) -> jnp.dtype:
